@@ -2,8 +2,8 @@
 
 The matrix is the left operand of the tensor core's instruction, which multiplies 64 of its rows;
 only the number of tokens on the right changes. No program sums a part of the inputs: each output is
-one chain of sums over all inputs, in order. Float8 operands are summed by `FLOAT8_INPUTS`, which the
-tensor cores add with fewer bits, and these sums in float32.
+one chain of sums over all inputs, in order. Float8 operands are summed by `FLOAT8_INPUTS`, which
+the tensor cores add with fewer bits, and these sums in float32.
 """
 
 from __future__ import annotations

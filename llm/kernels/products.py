@@ -87,8 +87,8 @@ def launch_few_rows(
 ) -> None:
     """Multiply x [T, K] with `parts` matrices [N, K] that are stacked in `weight`.
 
-    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has `scales`
-    [parts × N], and rows of x are rounded to float8.
+    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
+    `scales` [parts × N], and rows of x are rounded to float8.
     """
     num_out = len(weight) // parts
     _few_rows_kernel[(blocks.grid(num_out),)](

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from llm.layers.weight import FLOAT8, Float8Rows, LinearWeight, quantize_rows
 
-
 FAST_ACCUMULATION = False
 """Whether torch's float8 products may keep sums in the tensor cores' shorter format."""
 
@@ -67,7 +66,7 @@ class RowLinear:
         if dtype is torch.int8:
             values, self._scales = weight.to_int8()
         elif dtype is FLOAT8:
-            values, self._scales = weight.to_float8()
+            values, self._scales = weight.to_float8(torch.device("cpu"))
         else:
             values = weight.to_float(dtype)
         self.out_features, self.in_features = values.shape
@@ -132,9 +131,8 @@ class Float8Linear:
         is_invariant: bool = False,
     ) -> None:
         """`dtype` is the format of the results."""
-        values, scales = weight.to_float8()
-        self.weight, self.scales = values.to(device), scales.to(device)
-        self.out_features, self.in_features = values.shape
+        self.weight, self.scales = weight.to_float8(device)
+        self.out_features, self.in_features = self.weight.shape
         self.dtype = dtype
         is_aligned = self.out_features % 16 == self.in_features % 16 == 0
         self.uses_blas = is_aligned and not is_invariant

@@ -1,11 +1,10 @@
-"""`LinearWeight`: a matrix [out, in] in floating point, or as int8 or float8 with a scale per output
-row; `quantize_rows`, the rounding to float8.
+"""`LinearWeight`: a matrix [out, in] in floating point, or as int8 or float8 with a scale per
+output row; `quantize_rows`, the rounding to float8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import NamedTuple
 
 import torch
@@ -25,8 +24,8 @@ class Float8Rows(NamedTuple):
 
 
 def quantize_rows(x: Tensor) -> Float8Rows:
-    """Round each row of x [T, K] to float8, so that its absolute maximum becomes the largest number
-    of the format.
+    """Round each row of x [T, K] to float8, so that its absolute maximum becomes the largest
+    number of the format.
 
         largest = max(|x|, 1e-12)   values = round(x × (448 / largest))   scale = largest × (1 / 448)
 
@@ -34,8 +33,9 @@ def quantize_rows(x: Tensor) -> Float8Rows:
     """
     wide = x.float()
     largest = wide.abs().amax(dim=1).clamp_(min=MIN_MAXIMUM)
-    values = (wide * (FLOAT8_MAX / largest)[:, None]).to(FLOAT8)
-    return Float8Rows(values, largest * (1 / FLOAT8_MAX))
+    # A quotient of a number and a tensor would be the product with a reciprocal, rounded twice.
+    inverse = torch.full_like(largest, FLOAT8_MAX).div_(largest)
+    return Float8Rows((wide * inverse[:, None]).to(FLOAT8), largest * (1 / FLOAT8_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,15 @@ class LinearWeight:
         scales = values.abs().amax(dim=1).clamp_(min=1e-12) / INT8_MAX
         return (values / scales[:, None]).round_().to(torch.int8), scales
 
-    def to_float8(self) -> Float8Rows:
-        """Quantise to float8 by `quantize_rows`, each output row by itself; a float8 matrix is
-        unchanged.
+    def to_float8(self, device: torch.device) -> Float8Rows:
+        """Quantise to float8 by `quantize_rows`, on the device, each output row by itself; a float8
+        matrix is unchanged.
         """
-        if self.scales is not None and self.values.dtype is FLOAT8:
-            return Float8Rows(self.values.contiguous(), self.scales.float())
-        return quantize_rows(self.to_float(torch.float32))
+        values = self.values.to(device)
+        scales = None if self.scales is None else self.scales.to(device)
+        if scales is not None and values.dtype is FLOAT8:
+            return Float8Rows(values.contiguous(), scales.float())
+        return quantize_rows(LinearWeight(values, scales).to_float(torch.float32))
 
 
 def _are_known(weights: list[LinearWeight]) -> bool:

@@ -59,9 +59,7 @@ def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) 
     if setting in DEPENDS_ON_DEVICE and not config.on_cpu:
         capability = torch.cuda.get_device_capability(torch.device(config.device_specs[0]))
     is_float8 = huggingface_config.is_float8
-    return encoding_of(
-        setting, capability, is_int8=huggingface_config.is_int8, is_float8=is_float8
-    )
+    return encoding_of(setting, capability, is_int8=huggingface_config.is_int8, is_float8=is_float8)
 
 
 def encoding_of(

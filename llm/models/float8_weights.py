@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
@@ -95,7 +94,9 @@ class Float8Weights(Weights):
         for name, info in self._stored.items():
             module = name.removesuffix(".weight")
             if info.dtype == FLOAT8 and module != name:
-                scales = [f"{module}.{part}" for part in SCALES if f"{module}.{part}" in self._stored]
+                scales = [
+                    f"{module}.{part}" for part in SCALES if f"{module}.{part}" in self._stored
+                ]
                 if len(scales) != 1:
                     raise CheckpointError(f"'{name}' needs one tensor '{module}.weight_scale'")
                 self._scale_of[module] = scales[0]

@@ -16,8 +16,9 @@ NARROW = {
 
 
 def repair_interpreter() -> None:
-    """Let its scalars be bounds of ranges: numpy 2.4 does not convert an array of one element. Round
-    to the nearest as a GPU does: it cuts off bits, or loses the carry from mantissa to exponent.
+    """Let its scalars be bounds of ranges: numpy 2.4 does not convert an array of one element.
+    Round to the nearest as a GPU does: it cuts off bits, or loses the carry from mantissa to
+    exponent.
     """
     convert = interpreter._convert_float
 
