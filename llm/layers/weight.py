@@ -27,7 +27,9 @@ def quantize_rows(x: Tensor) -> Float8Rows:
     """Round each row of x [T, K] to float8, so that its absolute maximum becomes the largest
     number of the format.
 
-        largest = max(|x|, 1e-12)   values = round(x × (448 / largest))   scale = largest × (1 / 448)
+        largest = max(|x|, 1e-12)
+        values  = round(x × (448 / largest))
+        scale   = largest × (1 / 448)
 
     The operations are those of float32, and values are rounded to the nearest, ties to even.
     """

@@ -7,8 +7,8 @@ The sum of one output of one row is always:
     int8, float8:  times the scale of the output
 
 Weights are read as float32, bfloat16, int8 or float8 and widened to float32, which is exact. A
-result does not depend on the number of rows of a call, the position of the row, the number of threads
-or the processor. A fused multiply-add rounds once, by IEEE 754, also where a
+result does not depend on the number of rows of a call, the position of the row, the number of
+threads or the processor. A fused multiply-add rounds once, by IEEE 754, also where a
 processor has none and a function computes it; and neither LLVM (without fast-math flags) nor a
 processor may reorder the sums. Only the sums that are computed at the same time may vary:
 
