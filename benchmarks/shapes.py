@@ -67,6 +67,11 @@ class Shape:
         return v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden
 
     @property
+    def num_head_weights(self) -> int:
+        """Number of weights of the head."""
+        return int(self.values["vocab_size"] * self.values["hidden_size"])
+
+    @property
     def kv_values(self) -> int:
         """Number of keys and values of one token in all layers."""
         v = self.values
