@@ -27,9 +27,14 @@ class PeerMemory:
     All ranks create it at once. Raises `RuntimeError` where memory cannot be shared.
     """
 
+    num_created = 0
+    """In this process. Torch numbers exchanges of handles in each process: processes that have
+    created different numbers of these wait for each other for ever."""
+
     def __init__(self, name: str, group: Any, device: torch.device) -> None:
         """Map the memory of all ranks of `group`, a torch.distributed.ProcessGroup."""
         distributed: Any = torch._C._distributed_c10d
+        PeerMemory.num_created += 1
         self._name = name
         num_bytes = MAX_BYTES.get(group.size(), MANY_RANKS_BYTES)
         distributed._register_process_group(name, group)

@@ -84,7 +84,7 @@ class ProcessGroup(Group):
         reads = all(
             other == mine or torch.cuda.can_device_access_peer(mine, other) for other in devices
         )
-        if not self.minimum(reads):
+        if not self.minimum(reads) or len(set(self._numbers(PeerMemory.num_created))) > 1:
             return None
         group: Any = torch.distributed.ProcessGroup(store, self.rank, self.size)
         kind = torch.distributed.ProcessGroup.BackendType.NCCL
