@@ -31,7 +31,13 @@ from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.ipc.endpoints import Endpoints, ServerEndpoints, replica_base, reserved
+from tts.ipc.endpoints import (
+    Endpoints,
+    ServerEndpoints,
+    remove_stale_replicas,
+    replica_base,
+    reserved,
+)
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import (
@@ -366,6 +372,7 @@ def _reserved_endpoints(config: ServeConfig, files: ExitStack) -> ServerEndpoint
     Raises ConfigError when a base is in use.
     """
     base, count = config.model.zmq_endpoint_base, config.num_replicas
+    remove_stale_replicas(base)
     model = tuple(files.enter_context(reserved(replica_base(base, n))) for n in range(count))
     text = admission = None
     if config.text is not None:
