@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHUTDOWN_S = 0.2  # between two looks whether the step hangs for which a shutdown waits
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
@@ -182,8 +184,9 @@ class LocalEngineClient:
         if drain_s > 0:
             self._engine.drain(drain_s)
             self._decode_loop.wait_idle(max(0.0, deadline_s - time.monotonic()))
-        if not self._check_hang(self._engine.stats()):
-            self._engine.shutdown()
+        while not self._check_hang(self._engine.stats()):
+            if self._engine.shutdown(SHUTDOWN_S):
+                break
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, task: StreamTask, request: Request) -> None:
