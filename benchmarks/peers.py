@@ -161,7 +161,7 @@ def vllm_figures(shape: Shape, device: torch.device, ways: PeerMethods) -> Itera
     if program is None:
         print(f"{shape.name}: vLLM is not installed here; see --vllm-python", file=sys.stderr)
         return
-    loads = {"one sequence": [ways.job]}
+    loads: dict[str, Sequence[Job]] = {"one sequence": [ways.job]}
     loads |= {f"{len(jobs)} requests": jobs for jobs in ways.crowds}
     if ways.mixed:
         loads[f"{len(ways.mixed)} requests of mixed lengths"] = ways.mixed
@@ -223,7 +223,7 @@ def run_vllm(
             ],
         }
         (place / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
-        # Beside the script are modules with the names of Python's own, such as `trace`.
+        # Next to the script are modules with the names of Python's own, such as `trace`.
         script = shutil.copy(Path(__file__).with_name("vllm_peer.py"), place)
         command = [program, str(script), str(place / "jobs.json"), str(place / "rates.json")]
         done = subprocess.run(command, stdout=sys.stderr.fileno(), timeout=VLLM_S, check=False)

@@ -162,7 +162,7 @@ def merged(text: str, found: Mapping[str, str]) -> str:
     """Return a page with these sections in place of its own, new ones at the end."""
     _, *old = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = {own.partition("\n")[0].removeprefix("## "): own.strip() for own in old}
-    return "\n\n".join((TITLE, *(kept | found).values())) + "\n"
+    return "\n\n".join((TITLE, *{**kept, **found}.values())) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

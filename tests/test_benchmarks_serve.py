@@ -256,7 +256,7 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
 def test_one_command_measures_a_kind_of_machine_and_replaces_its_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What has failed runs again, what has not does not; other sections stay."""
+    """Only commands that failed run again; other sections stay."""
     page, folder = tmp_path / "PAGE.md", tmp_path / "runs"
     page.write_text("# Old\n\nIntro.\n\n## kept\n\nBy hand.\n\n## path\n\nOld.\n")
     monkeypatch.setitem(results.KINDS, "toy", {"path": "path", "wrong": "path --no-such-flag"})

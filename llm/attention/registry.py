@@ -52,7 +52,7 @@ def create_attention_backend(
 
 
 def attention_bytes(name: str, device: torch.device, load: AttentionLoad) -> int:
-    """Return the bytes that the backend of `create_attention_backend` takes beside the KV pool.
+    """Return the bytes of the backend of `create_attention_backend`, without the KV pool.
 
     Those of torch's own attention are an estimate.
     """
