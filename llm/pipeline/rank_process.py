@@ -49,6 +49,8 @@ def main() -> None:
         _run(launch, steps)
     except BaseException:
         logger.exception("this rank has failed")
+        # Its collectives also fail when rank 0 was killed, maybe before `_receive` notices that.
+        shutil.rmtree(launch.meeting.parent, ignore_errors=True)
         os._exit(1)  # the interpreter's own end would wait for the thread that reads
 
 
