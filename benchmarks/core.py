@@ -148,8 +148,12 @@ def _decode(
     runs = [run(subject.engine, jobs, sizes.limit_s) for _ in range(sizes.repeat)]
     rates = tuple(done.decode_tokens_per_s for done in runs)
     context = sizes.prompt_len + sizes.num_tokens // 2
-    width = pipeline_of(subject.engine).runner.dtype.itemsize
-    step_bytes = width * (subject.shape.num_weights + rows * context * subject.shape.kv_values)
+    runner, shape = pipeline_of(subject.engine).runner, subject.shape
+    encoding = runner.loaded_model.encoding
+    head_bytes = shape.num_head_weights * (1 if encoding.int8 else encoding.dtype.itemsize)
+    layer_bytes = (shape.num_weights - shape.num_head_weights) * encoding.matrix_bytes
+    kv_bytes = rows * context * shape.kv_values * runner.kv_cache_dtype.itemsize
+    step_bytes = head_bytes + layer_bytes + kv_bytes
     cut = "" if all(done.is_whole for done in runs) else f"; cut off after {sizes.limit_s:g} s"
     yield Figure(
         f"{name}: decode, {how_many}",

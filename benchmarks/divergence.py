@@ -1,9 +1,11 @@
 """Difference of a language model's text with narrower weights from its text in float32.
 
-The float32 model continues each prompt greedily. Every other format then
+The float32 model (`--reference`: another format) continues each prompt greedily: texts, or with
+`--speech` what the default voice is to say, of a checkpoint with its codec in a folder `codec`; for
+a `--shape` with random weights random tokens. Every other format then
 
-    is fed the same tokens   differences of logits and log-probabilities, share of equal
-                             likeliest tokens
+    is fed the same tokens   differences of logits and log-probabilities, divergence (KL) of the
+                             distributions, share of equal likeliest tokens
     generates                share of prompts with the same text, first difference of others
 
 Positions after the end of the float32 text do not count. A format has to reach the two bars
@@ -15,24 +17,36 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.report import Figure, Report, lines_of, publish, until_interrupted
+from benchmarks.shapes import SHAPES
+from decoder import create_decoder
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
-from llm.config import KVCacheConfig, ModelConfig, PipelineConfig, QuantizationEncoding
+from llm.config import KVCacheConfig, ModelConfig, QuantizationEncoding
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 from tts.checkpoint.files import load_eos_ids
+from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
+from tts.families.base import Checkpoint
 from tts.families.prompt import PromptBuilder
+from tts.families.registry import find_family
 
 PROMPTS = Path(__file__).with_name("text_prompts.txt")
 REFERENCE = QuantizationEncoding.FLOAT32
-OTHERS = (QuantizationEncoding.INT8, QuantizationEncoding.BFLOAT16)
+OTHERS = (
+    QuantizationEncoding.INT8,
+    QuantizationEncoding.BFLOAT16,
+    QuantizationEncoding.FLOAT8_E4M3FN,
+)
+NUM_RANDOM, RANDOM_LEN = 8, 16  # prompts of random tokens, and their length
 NUM_TOKENS = 32
 AGREEMENT_BAR = 97.0  # percent of the tokens
 LOGPROB_BAR = 0.05  # nats, mean
@@ -53,7 +67,9 @@ class Continuation:
         return torch.log_softmax(self.logits, dim=-1)
 
 
-def create_runner(folder: Path, encoding: QuantizationEncoding, pages: int) -> ModelRunner:
+def create_runner(
+    folder: Path, encoding: QuantizationEncoding, pages: int, *, is_random: bool = False
+) -> ModelRunner:
     """Create a runner on the CPU with room for so many pages."""
     model = ModelConfig(
         model_path=str(folder),
@@ -62,7 +78,11 @@ def create_runner(folder: Path, encoding: QuantizationEncoding, pages: int) -> M
         # One page is for padding.
         kv_cache=KVCacheConfig(kv_cache_page_size=PAGE_SIZE, num_pages=pages + 1),
     )
-    runner = ModelRunner(PipelineConfig(model=model))
+    runner = ModelRunner(
+        AudioGenerationConfig(
+            model=model, audio_decoder=AUTO_DECODER, run_model_test_mode=is_random
+        )
+    )
     runner.initialize()
     return runner
 
@@ -74,12 +94,34 @@ class Prompts:
     folder: Path
     ids: Sequence[tuple[int, ...]]
     num_tokens: int
+    is_random: bool = False  # the model has random weights
 
     @classmethod
     def read(cls, folder: Path, texts: Sequence[str], num_tokens: int) -> Prompts:
         """Encode texts with the tokenizer of the checkpoint."""
         builder = PromptBuilder.load(folder)
         return cls(folder, [builder.text_prompt(text) for text in texts], num_tokens)
+
+    @classmethod
+    def spoken(cls, folder: Path, texts: Sequence[str], num_tokens: int) -> Prompts:
+        """Encode what the default voice of a speech checkpoint is to say."""
+        checkpoint = Checkpoint(folder)
+        family = find_family(checkpoint)
+        if family is None:
+            raise SystemExit(f"{folder} writes text only")
+        builder = PromptBuilder(checkpoint, family, create_decoder(folder / "codec").spec)
+        voices = family.voices()
+        voice = next(voice for voice in voices.voices if voice.name == voices.default)
+        prompts = (builder.speech_prompt(text, voice) for text in texts)
+        ids = [tuple(token for token in prompt if isinstance(token, int)) for prompt in prompts]
+        return cls(folder, ids, num_tokens)
+
+    @classmethod
+    def random(cls, folder: Path, vocab_size: int, num_tokens: int) -> Prompts:
+        """Return random tokens for a folder that `Shape.write` has made."""
+        made = torch.Generator().manual_seed(0)
+        ids = torch.randint(vocab_size, (NUM_RANDOM, RANDOM_LEN), generator=made)
+        return cls(folder, [tuple(row) for row in ids.tolist()], num_tokens, is_random=True)
 
     @property
     def pages_each(self) -> int:
@@ -92,7 +134,8 @@ class Prompts:
         """Run one model once for each value of `forced`: the tokens [B, N] to feed, or None for its
         own likeliest ones.
         """
-        runner = create_runner(self.folder, encoding, self.pages_each * len(self.ids))
+        pages = self.pages_each * len(self.ids)
+        runner = create_runner(self.folder, encoding, pages, is_random=self.is_random)
         try:
             return [self._continue(runner, tokens) for tokens in forced]
         finally:
@@ -129,10 +172,11 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Comparison of a format with float32."""
+    """Comparison of a format with the reference."""
 
     agreement: float  # share of the reference's tokens that are also its likeliest
     logprob_error: float  # mean |difference| of the log-probability of those tokens, nats
+    divergence: float  # of the distributions from the reference's (KL), mean, nats
     logit_error: float  # mean |difference| over the vocabulary
     worst_logit: float  # the largest one
     first_others: tuple[int | None, ...]  # index of each prompt's first token that differs
@@ -146,9 +190,10 @@ class Divergence:
         """Return the figures; the first two have bars."""
         agreement = (100 * self.agreement,)
         yield Figure(f"{name}: same likeliest token", agreement, "%", AGREEMENT_BAR, at_least=True)
-        note = "of the tokens that float32 chose, mean |difference|"
+        note = "of the tokens that the reference chose, mean |difference|"
         error = (self.logprob_error,)
         yield Figure(f"{name}: log-probability", error, "nats", LOGPROB_BAR, note=note)
+        yield Figure(f"{name}: divergence", (self.divergence,), "nats", note="KL, mean")
         yield Figure(f"{name}: logits, mean |difference|", (self.logit_error,), "")
         yield Figure(f"{name}: logits, largest |difference|", (self.worst_logit,), "")
         note = f"of {len(self.first_others)} prompts, {num_tokens} tokens each"
@@ -166,11 +211,13 @@ def compare(
     """
     targets = reference.ids[..., None]
     errors = reference.logprobs.gather(-1, targets) - fed.logprobs.gather(-1, targets)
+    divergence = F.kl_div(fed.logprobs, reference.logprobs, reduction="none", log_target=True)
     logit_errors = (reference.logits - fed.logits)[counts].abs()
     differs = (reference.ids != free.ids) & counts
     return Divergence(
         agreement=(reference.ids == fed.ids)[counts].double().mean().item(),
         logprob_error=errors.squeeze(-1)[counts].abs().mean().item(),
+        divergence=divergence.sum(-1)[counts].mean().item(),
         logit_error=logit_errors.mean().item(),
         worst_logit=logit_errors.max().item(),
         first_others=tuple(row.tolist().index(True) if row.any() else None for row in differs),
@@ -184,11 +231,14 @@ def up_to_the_end(ids: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def measure(
-    prompts: Prompts, encodings: Sequence[QuantizationEncoding]
+    prompts: Prompts,
+    encodings: Sequence[QuantizationEncoding],
+    against: QuantizationEncoding = REFERENCE,
 ) -> Iterator[tuple[QuantizationEncoding, Divergence]]:
     """Measure each format in turn; one model at a time is in memory."""
-    (reference,) = prompts.continued(REFERENCE, None)
-    counts = up_to_the_end(reference.ids, load_eos_ids(prompts.folder))
+    (reference,) = prompts.continued(against, None)
+    ends = () if prompts.is_random else load_eos_ids(prompts.folder)
+    counts = up_to_the_end(reference.ids, tuple(ends))
     for encoding in encodings:
         fed, free = prompts.continued(encoding, reference.ids, None)
         yield encoding, compare(reference, fed, free, counts)
@@ -198,18 +248,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Text of narrower weights compared with float32.", allow_abbrev=False
     )
-    parser.add_argument("--model", type=Path, required=True, help="folder of a text checkpoint")
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--model", type=Path, help="checkpoint folder")
+    models.add_argument("--shape", choices=SHAPES, help="random weights of a published shape")
+    parser.add_argument("--speech", action="store_true", help="the prompts are spoken")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="text file, one per line")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="that follow each prompt")
     parser.add_argument("--encoding", nargs="+", choices=OTHERS, default=OTHERS)
+    parser.add_argument("--reference", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args(argv)
-    prompts = Prompts.read(args.model, lines_of(args.prompts), args.tokens)
-    figures = (
-        figure
-        for name, found in measure(prompts, [QuantizationEncoding(e) for e in args.encoding])
-        for figure in found.figures(name, args.tokens)
-    )
-    return publish(Report("divergence", tuple(until_interrupted(figures))))
+    with tempfile.TemporaryDirectory() as scratch:
+        prompts = _prompts(args, Path(scratch))
+        encodings = [QuantizationEncoding(name) for name in args.encoding]
+        measured = measure(prompts, encodings, QuantizationEncoding(args.reference))
+        figures = (
+            figure for name, found in measured for figure in found.figures(name, args.tokens)
+        )
+        return publish(Report("divergence", tuple(until_interrupted(figures))))
+
+
+def _prompts(args: argparse.Namespace, scratch: Path) -> Prompts:
+    if args.shape:
+        shape = SHAPES[args.shape]
+        return Prompts.random(
+            shape.write(scratch / "model"), shape.values["vocab_size"], args.tokens
+        )
+    read = Prompts.spoken if args.speech else Prompts.read
+    return read(args.model, lines_of(args.prompts), args.tokens)
 
 
 if __name__ == "__main__":

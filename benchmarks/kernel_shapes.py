@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llm.batch import ForwardBatch, KVSlots
 from llm.kernels.blocks import Blocks
+from llm.kernels.float8 import normalise_quantized
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kv_cache.kv_pool import KVPool
@@ -26,10 +27,10 @@ from llm.layers.decoder import (
     Rotary,
     SelfAttention,
 )
-from llm.layers.linear import FloatLinear
+from llm.layers.linear import Float8Linear, FloatLinear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.stack import create_stack
-from llm.layers.weight import LinearWeight
+from llm.layers.weight import LinearWeight, quantize_rows
 from llm.parallel.group import NullGroup
 
 WORKING_SET = 512 * 2**20  # bytes of weights that are read in turn: several times the cache
@@ -51,11 +52,12 @@ class Product:
     is_normed: bool = False
     is_added: bool = False
     out_dtype: torch.dtype = DTYPE
+    is_float8: bool = False
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all its parts in bfloat16."""
-        return self.parts * self.num_out * self.num_in * 2
+        """Size of all its parts in bfloat16 or float8."""
+        return self.parts * self.num_out * self.num_in * (1 if self.is_float8 else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Model:
     mlp: int
     vocabulary: int
     has_head_norm: bool = False
+
+    def products_in(self, *, float8: bool) -> tuple[Product, ...]:
+        """Return the products, with float8 matrices in the layers or with bfloat16."""
+        *layer, head = self.products
+        return (*(replace(product, is_float8=float8) for product in layer), head)
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -122,30 +129,43 @@ class WeightsOfProduct:
         count = copies or max(2, min(32, -(-WORKING_SET // item.weight_bytes)))
         scale = item.num_in**-0.5
         shape = (item.parts * item.num_out, item.num_in)
-        self._weights = [normal(*shape, scale=scale) for _ in range(count)]
+        self._weights = [_matrix(*shape, scale=scale, float8=item.is_float8) for _ in range(count)]
         self._out = torch.zeros(rows, item.num_out, device=DEVICE, dtype=item.out_dtype)
 
     def call(self, method: ProductMethod, index: int = 0, level: int = 2) -> Tensor:
         """Compute the product once."""
-        item, x, weight, out = self.item, self._x, self._weights[index], self._out
+        item, x, matrix, out = self.item, self._x, self._weights[index], self._out
+        weight, scales = matrix.weight, matrix.scales if isinstance(matrix, Float8Linear) else None
         gain = self._gain if item.is_normed else None
+        if method.blocks is None and item.is_float8:
+            return self._rounded_product(matrix)
         if method.blocks is None:
             if item.is_added:
                 return torch.addmm(out, x, weight.t(), out=out)
             return F.linear(x, weight)
         if item.parts == 2:
-            return gated_product(x, weight, method.blocks, gain=gain, epsilon=EPSILON, level=level)
+            return gated_product(
+                x, weight, method.blocks, scales=scales, gain=gain, epsilon=EPSILON, level=level
+            )
         product(
             x,
             weight,
             out,
             method.blocks,
+            scales=scales,
             gain=gain,
             epsilon=EPSILON,
             adds=item.is_added,
             level=level,
         )
         return out
+
+    def _rounded_product(self, matrix: FloatLinear | Float8Linear) -> Tensor:
+        """Compute the product as a layer does for many rows: rounding, and torch's BLAS."""
+        if self.item.is_normed and isinstance(matrix, Float8Linear):
+            return matrix(normalise_quantized(self._x, self._gain, EPSILON))
+        found = matrix(self._x)
+        return self._out.add_(found) if self.item.is_added else found
 
     def microseconds(self, method: ProductMethod) -> float:
         """Return the time of one product, the median of several replays."""
@@ -161,7 +181,13 @@ class WeightsOfProduct:
         item, x = self.item, self._x.float()
         if item.is_normed:
             x = x * torch.rsqrt((x * x).sum(1, keepdim=True) + EPSILON) * self._gain.float()
-        expected = x @ self._weights[0].float().t()
+        matrix = self._weights[0]
+        weight = matrix.weight.float()
+        if isinstance(matrix, Float8Linear):
+            rows = quantize_rows(x.to(DTYPE))
+            x = rows.values.float() * rows.scales[:, None]
+            weight = weight * matrix.scales[:, None]
+        expected = x @ weight.t()
         if item.parts == 2:
             gate, up = expected.chunk(2, 1)
             expected = F.silu(gate) * up
@@ -225,12 +251,15 @@ def _norm(model: Model) -> RMSNorm:
     return RMSNorm(normal(model.hidden), EPSILON)
 
 
-def _linear(num_out: int, num_in: int) -> FloatLinear:
-    weight = LinearWeight(normal(num_out, num_in, scale=num_in**-0.5))
-    return FloatLinear(weight, DTYPE, DEVICE)
+def _matrix(num_out: int, num_in: int, *, scale: float, float8: bool) -> FloatLinear | Float8Linear:
+    weight = LinearWeight(normal(num_out, num_in, scale=scale))
+    return (Float8Linear if float8 else FloatLinear)(weight, DTYPE, DEVICE)
 
 
-def _layers(model: Model, num_layers: int) -> Iterator[DecoderLayer]:
+def _layers(model: Model, num_layers: int, *, float8: bool) -> Iterator[DecoderLayer]:
+    def linear(num_out: int, num_in: int) -> FloatLinear | Float8Linear:
+        return _matrix(num_out, num_in, scale=num_in**-0.5, float8=float8)
+
     qkv, output, gate_up, down, _ = model.products
     heads = model.heads
     for index in range(num_layers):
@@ -239,23 +268,27 @@ def _layers(model: Model, num_layers: int) -> Iterator[DecoderLayer]:
             gains = torch.randn(heads.num_heads + heads.num_kv_heads, heads.head_dim)
             head_norm = HeadNorm(gains.to(DEVICE), EPSILON)
         weights = AttentionWeights(
-            _linear(qkv.num_out, qkv.num_in), _linear(output.num_out, output.num_in), head_norm
+            linear(qkv.num_out, qkv.num_in), linear(output.num_out, output.num_in), head_norm
         )
         mlp = GatedMLP(
-            _linear(2 * gate_up.num_out, gate_up.num_in),
-            _linear(down.num_out, down.num_in),
+            linear(2 * gate_up.num_out, gate_up.num_in),
+            linear(down.num_out, down.num_in),
             NullGroup(),
         )
         attention = SelfAttention(index, heads, weights, NullGroup())
         yield DecoderLayer(_norm(model), attention, _norm(model), mlp)
 
 
-def step_microseconds(name: str, rows: int, kernels: KernelSet, num_layers: int = 0) -> float:
+def step_microseconds(
+    name: str, rows: int, kernels: KernelSet, num_layers: int = 0, *, float8: bool = False
+) -> float:
     """Return the time of all layers and the head, without attention, for `rows` decode rows."""
     model = MODELS[name]
     num_layers = num_layers or model.num_layers
-    head = LogitsHead(_norm(model), _linear(model.vocabulary, model.hidden))
-    stack = create_stack(list(_layers(model, num_layers)), head, kernels)
+    hidden_size = model.hidden
+    weight = _matrix(model.vocabulary, hidden_size, scale=hidden_size**-0.5, float8=False)
+    layers = list(_layers(model, num_layers, float8=float8))
+    stack = create_stack(layers, LogitsHead(_norm(model), weight), kernels)
     heads = model.heads
     pool = KVPool(num_layers, 4, 16, heads.num_kv_heads, heads.head_dim, DTYPE, DEVICE)
     cache = NoAttention(pool, torch.arange(rows, device=DEVICE))

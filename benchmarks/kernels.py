@@ -3,7 +3,8 @@
 Every time is of one product inside a CUDA graph of many, with separate weights that exceed the
 cache, as in a decode step. GB/s count the weights only. A step is all of a model except attention:
 a lower bound of a captured decode step. `--tune` first tries tile sizes for each product and prints
-the fastest: the rules in `llm.kernels.tuning` are derived from them.
+the fastest: the rules in `llm.kernels.tuning` are derived from them. With `--float8` the matrices
+of the layers are float8, and cuBLAS stands for the rounding of the rows and torch's product.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
     block_in = item.num_in & -item.num_in
     block_in = min(block_in if block_in >= 512 else 1024, 2048)
     for warps, block_out in itertools.product((4, 8, 16), (1, 2, 4, 8, 16)):
-        per_thread = item.parts * block_out * item.num_in * 2 / (warps * 32)
-        if not 48 <= per_thread <= 256 or (warps == 16 and per_thread > 128):
+        width = 1 if item.is_float8 else 2
+        per_thread = item.parts * block_out * item.num_in * width / (warps * 32)
+        if not 24 * width <= per_thread <= 256 or (warps == 16 and per_thread > 128):
             continue
         if rows > 2 and per_thread > 128:
             continue
@@ -61,11 +63,14 @@ class Work:
 
     models: tuple[str, ...]
     rows: tuple[int, ...]
+    float8: bool = False
 
     @property
     def products(self) -> list[tuple[Product, int]]:
         """Return each product with each number of rows."""
-        items = [item for model in self.models for item in MODELS[model].products]
+        items = [
+            item for model in self.models for item in MODELS[model].products_in(float8=self.float8)
+        ]
         return list(itertools.product(items, self.rows))
 
 
@@ -119,7 +124,7 @@ def figures(work: Work) -> Iterator[Figure]:
             yield Figure(figure, (speed,), "GB/s", note=note)
     for model, rows in itertools.product(work.models, work.rows):
         for name, kernels in sets().items():
-            step = step_microseconds(model, rows, kernels)
+            step = step_microseconds(model, rows, kernels, float8=work.float8)
             yield Figure(f"{model} step, {rows} rows, {name}", (step,), "us")
 
 
@@ -142,8 +147,9 @@ def main() -> int:
     parser.add_argument("--tune", action="store_true", help="try many ways to cut each product")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="numbers of rows")
+    parser.add_argument("--float8", action="store_true", help="float8 matrices in the layers")
     options = parser.parse_args()
-    work = Work(tuple(options.models), tuple(options.rows))
+    work = Work(tuple(options.models), tuple(options.rows), options.float8)
     if options.tune:
         compile_all(work, options.workers)
         tune(work)

@@ -67,6 +67,11 @@ class Shape:
         return v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden
 
     @property
+    def num_head_weights(self) -> int:
+        """Number of weights of the head."""
+        return int(self.values["vocab_size"] * self.values["hidden_size"])
+
+    @property
     def kv_values(self) -> int:
         """Number of keys and values of one token in all layers."""
         v = self.values
@@ -113,6 +118,10 @@ LLAMA_3B = Shape(
     "llama-3b",
     llama(hidden=3072, inner=8192, layers=28, heads=24, kv_heads=8, head_dim=128, vocab=128_256),
 )
+LLAMA_8B = Shape(  # the widths of Llama 3.1 8B; its head is a matrix of its own, which takes 1 GB
+    "llama-8b",
+    llama(hidden=4096, inner=14_336, layers=32, heads=32, kv_heads=8, head_dim=128, vocab=128_256),
+)
 QWEN3_600M = Shape(
     "qwen3-0.6b",
     {
@@ -135,5 +144,6 @@ TOY = Shape(
 )
 
 SHAPES = {
-    shape.name: shape for shape in (LLAMA_1B, LLASA_1B, LLAMA_3B, ORPHEUS_3B, QWEN3_600M, TOY)
+    shape.name: shape
+    for shape in (LLAMA_1B, LLASA_1B, LLAMA_3B, ORPHEUS_3B, LLAMA_8B, QWEN3_600M, TOY)
 }

@@ -13,7 +13,7 @@ from llm.config.sections import QuantizationEncoding
 from llm.errors import CheckpointError, ConfigError
 
 FLOATS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16")))
-HELD_AS = (*FLOATS, QuantizationEncoding.INT8)
+HELD_AS = (*FLOATS, QuantizationEncoding.INT8, QuantizationEncoding.FLOAT8_E4M3FN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class QuantizationEncoding(StrEnum):
     FLOAT16 = "float16"  # GPU
     BFLOAT16 = "bfloat16"
     INT8 = "int8"  # weight-only, one scale per output row, CPU
-    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E4M3FN = "float8_e4m3fn"  # layers' matrices and their inputs
     FLOAT4_E2M1FNX2 = "float4_e2m1fnx2"
     GPTQ = "gptq"
     Q4_K = "q4_k"
@@ -45,10 +45,10 @@ class QuantizationEncoding(StrEnum):
         return self in formats
 
 
-_BOTH = (QuantizationEncoding.FLOAT32, QuantizationEncoding.BFLOAT16)
+_BOTH = tuple(map(QuantizationEncoding, ("float32", "bfloat16", "float8_e4m3fn")))
 CPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("int8", "q4_k", "q4_0", "q6_k"))})
 GPU_ENCODINGS = frozenset(
-    {*_BOTH, *map(QuantizationEncoding, ("float16", "float8_e4m3fn", "float4_e2m1fnx2", "gptq"))}
+    {*_BOTH, *map(QuantizationEncoding, ("float16", "float4_e2m1fnx2", "gptq"))}
 )
 
 
@@ -117,8 +117,9 @@ class ModelConfig(StrictModel):
     )
     quantization_encoding: QuantizationEncoding | None = Field(
         default=None,
-        description="number format of weights, float16 on a GPU and int8 on a CPU only (default: "
-        "best for the device)",
+        description="number format of weights, float16 on a GPU and int8 on a CPU only; "
+        "float8_e4m3fn is that of the layers' matrices and their inputs (default: the "
+        "checkpoint's, or best for the device)",
     )
     device_specs: list[str] = Field(
         default_factory=lambda: ["cpu"],

@@ -19,8 +19,9 @@ UNSUPPORTED_FIELDS: dict[str, str] = {
 
 UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
     "model.quantization_encoding": dict.fromkeys(
-        ("float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
-        "weights are held as float32, float16, bfloat16 or int8; narrower files are expanded",
+        ("float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"),
+        "weights are held as float32, float16, bfloat16, int8 or float8_e4m3fn; narrower files are "
+        "expanded",
     ),
     "speculative.speculative_method": dict.fromkeys(
         ("eagle", "mtp"), "drafts come from a model of their own"

@@ -596,12 +596,10 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
 
 def _plan(pipeline: TextGenerationPipelineInterface, max_seq_len: int) -> RunningPlan:
     model = pipeline.runner.loaded_model
-    encoding = model.encoding
-    matrices = ", matrices int8" if encoding.int8 else ""
     backend = pipeline.runner.attn_backend
     return RunningPlan(
         pipeline=type(pipeline).__name__,
-        encoding=str(encoding.dtype).removeprefix("torch.") + matrices,
+        encoding=model.encoding.name,
         max_seq_len=max_seq_len,
         max_batch_size=pipeline.runner.max_running_requests,
         kv_bytes=pipeline.memory_plan.kv_bytes,

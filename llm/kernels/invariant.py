@@ -2,7 +2,8 @@
 
 The matrix is the left operand of the tensor core's instruction, which multiplies 64 of its rows;
 only the number of tokens on the right changes. No program sums a part of the inputs: each output is
-one chain of sums over all inputs, in order.
+one chain of sums over all inputs, in order. Float8 operands are summed by `FLOAT8_INPUTS`, which
+the tensor cores add with fewer bits, and these sums in float32.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 MIN_ROWS = 16  # minimum number of tokens of a program
+FLOAT8_INPUTS = 128
 FEW_PROGRAMS = 128  # a smaller number leaves a large GPU idle
 
 
@@ -26,17 +28,33 @@ class Product(NamedTuple):
     num_rows: int
     num_out: int
     num_in: int
+    row_scales: Tensor  # [T] and [N] float32, of float8 operands
+    out_scales: Tensor
 
 
-def multiply_rows(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], all contiguous and of one number format."""
+def multiply_rows(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    row_scales: Tensor | None = None,
+    out_scales: Tensor | None = None,
+) -> None:
+    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], all contiguous and of one number format.
+
+    Float8 operands have scales [T] and [N], and `out` another format.
+    """
     num_rows, num_in = x.shape
     num_out = len(weight)
     if num_rows == 0:
         return
+    is_float8 = row_scales is not None
     blocks = blocks_for(num_rows, num_out)
+    if is_float8:
+        blocks["block_in"] = FLOAT8_INPUTS
     grid = (triton.cdiv(num_out, blocks["block_out"]), triton.cdiv(num_rows, blocks["block_rows"]))
-    _multiply[grid](Product(x, weight, out, num_rows, num_out, num_in), **blocks)
+    scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
+    given = Product(x, weight, out, num_rows, num_out, num_in, *scales)
+    _multiply[grid](given, is_float8=is_float8, **blocks)
 
 
 def blocks_for(num_rows: int, num_out: int) -> dict[str, Any]:
@@ -57,6 +75,7 @@ def _multiply(
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
+    is_float8: tl.constexpr,
 ) -> None:
     outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
     rows = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
@@ -70,6 +89,13 @@ def _multiply(
         is_in = (inputs < num_in)[None, :]
         left = tl.load(matrix + inputs[None, :], mask=is_out[:, None] & is_in, other=0.0)
         right = tl.load(tokens + inputs[None, :], mask=is_row[:, None] & is_in, other=0.0)
-        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
+        if is_float8:
+            sums = tl.dot(left, tl.trans(right), sums, max_num_imprecise_acc=block_in)
+        else:
+            sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
+    if is_float8:
+        out_scales = tl.load(given.out_scales + outs, mask=is_out, other=0.0)
+        row_scales = tl.load(given.row_scales + rows, mask=is_row, other=0.0)
+        sums = sums * out_scales[:, None] * row_scales[None, :]
     places = rows.to(tl.int64)[:, None] * given.num_out + outs[None, :]
     tl.store(given.out + places, tl.trans(sums), mask=is_row[:, None] & is_out[None, :])

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Blocks
-from llm.kernels.tiles import load_rows, load_tiles, multiply
+from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
 
 
 @triton.jit
@@ -27,6 +27,7 @@ def _few_rows_kernel(
     x: tl.tensor,
     gain: tl.tensor,
     weight: tl.tensor,
+    weight_scales: tl.tensor,
     values: tl.tuple,
     num_rows: tl.tensor,
     num_out: tl.tensor,
@@ -40,6 +41,7 @@ def _few_rows_kernel(
     BLOCK_IN: tl.constexpr,
     LOOPS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
+    IS_FLOAT8: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     """Multiply. `END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
@@ -47,23 +49,25 @@ def _few_rows_kernel(
         gdc_launch_dependents()
     tile = tl.program_id(0)
     tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
+    factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
     if LEVEL > 0:
         gdc_wait()
-    rows, scales = load_rows(x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN)
+    rows, scales = load_rows(x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN, IS_FLOAT8)
     if LEVEL == 1:
         gdc_launch_dependents()
     if LOOPS:
         while tile * BLOCK_OUT < num_out:
             following = tile + tl.num_programs(0)
+            factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
             next_tiles = load_tiles(weight, following, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
             for t in tl.static_range(ROWS):
-                products = multiply(tiles, rows[t], scales[t])
+                products = multiply(tiles, factors, rows[t], scales[t])
                 END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
             tiles = next_tiles
             tile = following
     else:
         for t in tl.static_range(ROWS):
-            products = multiply(tiles, rows[t], scales[t])
+            products = multiply(tiles, factors, rows[t], scales[t])
             END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
 
 
@@ -76,19 +80,22 @@ def launch_few_rows(
     options: tuple[int, ...],
     *,
     parts: int = 1,
+    scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
     level: int = 0,
 ) -> None:
     """Multiply x [T, K] with `parts` matrices [N, K] that are stacked in `weight`.
 
-    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain.
+    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
+    `scales` [parts × N], and rows of x are rounded to float8.
     """
     num_out = len(weight) // parts
     _few_rows_kernel[(blocks.grid(num_out),)](
         x,
-        weight if gain is None else gain,
+        x if gain is None else gain,
         weight,
+        x if scales is None else scales,
         values,
         len(x),
         num_out,
@@ -102,6 +109,7 @@ def launch_few_rows(
         BLOCK_IN=blocks.block_in,
         LOOPS=blocks.programs > 0,
         HAS_GAIN=gain is not None,
+        IS_FLOAT8=scales is not None,
         LEVEL=level,
         num_warps=blocks.num_warps,
         launch_pdl=level > 0,
@@ -140,6 +148,7 @@ def product(
     out: Tensor,
     blocks: Blocks,
     *,
+    scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
     bias: Tensor | None = None,
@@ -148,12 +157,21 @@ def product(
 ) -> None:
     """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`.
 
-    x may be normalised as in `launch_few_rows`.
+    x may be normalised, and both be float8, as in `launch_few_rows`.
     """
-    values = (out, weight if bias is None else bias)
+    values = (out, x if bias is None else bias)
     options = (int(bias is not None), int(adds))
     launch_few_rows(
-        x, weight, blocks, _put, values, options, gain=gain, epsilon=epsilon, level=level
+        x,
+        weight,
+        blocks,
+        _put,
+        values,
+        options,
+        scales=scales,
+        gain=gain,
+        epsilon=epsilon,
+        level=level,
     )
 
 
@@ -181,13 +199,14 @@ def gated_product(
     weight: Tensor,
     blocks: Blocks,
     *,
+    scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
     level: int = 0,
 ) -> Tensor:
     """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up.
 
-    x may be normalised as in `launch_few_rows`.
+    x may be normalised, and both be float8, as in `launch_few_rows`.
     """
     out = x.new_empty(len(x), len(weight) // 2)
     launch_few_rows(
@@ -198,6 +217,7 @@ def gated_product(
         (out,),
         (),
         parts=2,
+        scales=scales,
         gain=gain,
         epsilon=epsilon,
         level=level,

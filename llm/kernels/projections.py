@@ -70,18 +70,20 @@ def project_heads(
     gain: Tensor,
     epsilon: float,
     num_heads: int,
+    scales: Tensor | None = None,
     bias: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
     """Return rotated queries [T, H, D] of x [T, K]; store keys and values in their slots.
 
-    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2]; x is normalised.
+    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2]; x is normalised. With
+    `scales` the matrix and x are float8 as in `launch_few_rows`.
     """
     _, page_size, num_kv_heads, size = target.keys.shape
     query = x.new_empty(len(x), num_heads, size)
     values = (
         query,
-        weight if bias is None else bias,
+        x if bias is None else bias,
         torch.view_as_real(rotations),
         pages_of(target),
     )
@@ -93,6 +95,7 @@ def project_heads(
         _put_heads,
         values,
         options,
+        scales=scales,
         gain=gain,
         epsilon=epsilon,
         level=level,

@@ -3,6 +3,9 @@
 A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple of chunks of
 `BLOCK_IN` inputs: every load is issued before the first one is used, and the sums of all chunks are
 computed in one place. The order of a row's sum does not depend on other rows.
+
+Float8 matrices have a scale for each row of the matrix, and activations are rounded to float8 as in
+`llm.layers.weight.quantize_rows`.
 """
 
 from __future__ import annotations
@@ -68,6 +71,57 @@ def load_row(x: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, BLOCK_IN: tl.con
 
 
 @triton.jit
+def load_factors(
+    scales: tl.tensor,
+    tile: tl.tensor,
+    num_out: tl.tensor,
+    PARTS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    IS_FLOAT8: tl.constexpr,
+) -> tl.tuple:
+    """Load the scales [BLOCK_OUT] of a tile's outputs, of each matrix; 1 without scales."""
+    factors: tl.tuple = ()
+    rows = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    for part in tl.static_range(PARTS):
+        factor = 1.0
+        if IS_FLOAT8:
+            factor = tl.load(scales + part * num_out + rows, mask=rows < num_out, other=0.0)
+        factors = factors + (factor,)
+    return factors
+
+
+@triton.jit
+def row_factors(largest: tl.tensor) -> tl.tuple:
+    """Return the factor before a row is rounded to float8, and the row's scale, for its absolute
+    maximum.
+    """
+    largest = tl.maximum(largest, 1e-12)
+    return tl.math.div_rn(448.0, largest), largest * (1.0 / 448.0)
+
+
+@triton.jit
+def rounded(row: tl.tuple, scale: tl.tensor, FORMAT: tl.constexpr) -> tl.tuple:
+    """Multiply the chunks of a row, round them to a format, and return them in float32."""
+    chunks: tl.tuple = ()
+    for c in tl.static_range(len(row)):
+        chunks = chunks + ((row[c] * scale).to(FORMAT).to(tl.float32),)
+    return chunks
+
+
+@triton.jit
+def quantize_row(row: tl.tuple) -> tl.tuple:
+    """Round the chunks of a row to float8; return them in float32, and the row's scale."""
+    largest = tl.abs(row[0])
+    for c in tl.static_range(1, len(row)):
+        largest = tl.maximum(largest, tl.abs(row[c]))
+    inverse, scale = row_factors(tl.max(largest, axis=0))
+    chunks: tl.tuple = ()
+    for c in tl.static_range(len(row)):
+        chunks = chunks + ((row[c] * inverse).to(tl.float8e4nv).to(tl.float32),)
+    return chunks, scale
+
+
+@triton.jit
 def load_rows(
     x: tl.tensor,
     gain: tl.tensor,
@@ -77,11 +131,13 @@ def load_rows(
     BLOCK_IN: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
+    IS_FLOAT8: tl.constexpr,
 ) -> tl.tuple:
     """Load ROWS vectors in chunks, and for each the factor to apply to its products.
 
     With a gain they are normalised: x / √(Σx² + ε) × gain. The root only scales, so it is computed
-    while products are summed.
+    while products are summed. For a float8 matrix they are rounded to float8, and before that the
+    norm to the format of x.
     """
     rows: tl.tuple = ()
     scales: tl.tuple = ()
@@ -98,6 +154,10 @@ def load_rows(
                 scaled = scaled + (row[c] * gains[c],)
             scale = tl.rsqrt(tl.sum(squares, axis=0) + epsilon)
             row = scaled
+            if IS_FLOAT8:
+                row = rounded(row, scale, x.dtype.element_ty)
+        if IS_FLOAT8:
+            row, scale = quantize_row(row)
         rows = rows + (row,)
         scales = scales + (scale,)
     return rows, scales
@@ -113,9 +173,9 @@ def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
 
 
 @triton.jit
-def multiply(tiles: tl.tuple, row: tl.tuple, scale: tl.tensor) -> tl.tuple:
+def multiply(tiles: tl.tuple, factors: tl.tuple, row: tl.tuple, scale: tl.tensor) -> tl.tuple:
     """Return the scaled products of each tile with a vector."""
     found: tl.tuple = ()
     for part in tl.static_range(len(tiles)):
-        found = found + (multiply_tile(tiles[part], row) * scale,)
+        found = found + (multiply_tile(tiles[part], row) * scale * factors[part],)
     return found

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from llm.layers.adapted import AdaptedLinear
-from llm.layers.linear import BiasedLinear, FloatLinear, InvariantLinear, Linear, RowLinear
-from llm.layers.weight import LinearWeight
+from llm.layers.linear import (
+    BiasedLinear,
+    Float8Linear,
+    FloatLinear,
+    InvariantLinear,
+    Linear,
+    RowLinear,
+)
+from llm.layers.weight import FLOAT8, LinearWeight
 from llm.lora.manager import LoRAManager
 
 TORCH_BLAS = "torch BLAS"
@@ -19,7 +26,7 @@ ONE_ORDER = "one order of sums"
 
 
 class LinearFactory:
-    """Creates the layers of one model: int8 (quantised here unless it is int8 already) or
+    """Creates the layers of one model: int8 or float8 (quantised here unless it is stored so) or
     `dtype`.
     """
 
@@ -29,6 +36,7 @@ class LinearFactory:
         dtype: torch.dtype,
         device: torch.device,
         int8: bool,
+        float8: bool = False,
         vendor_blas: bool = False,
         batch_invariant: bool = False,
         lora: LoRAManager | None = None,
@@ -36,7 +44,8 @@ class LinearFactory:
         """Create a factory. With `lora`, layers that an adapter changes are adapted; others are
         unchanged.
 
-        `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product.
+        `vendor_blas` expands int8 matrices, so that torch's BLAS computes every product. With
+        `float8` inputs and matrices are float8 whatever computes the product; `head` is not.
         `batch_invariant` makes a row's result independent of the other rows on a GPU, too; on a CPU
         it always is, unless `vendor_blas` is on.
         """
@@ -47,6 +56,7 @@ class LinearFactory:
         self.dtype = dtype
         self.device = device
         self.int8 = int8
+        self.float8 = float8
 
     def without_adapters(self) -> LinearFactory:
         """Return the factory of layers that no adapter changes; both count in `counts`."""
@@ -57,13 +67,24 @@ class LinearFactory:
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""
         layer = self._product(weight)
-        self.counts[TORCH_BLAS if isinstance(layer, FloatLinear) else ONE_ORDER] += 1
+        is_blas = isinstance(layer, FloatLinear) or (
+            isinstance(layer, Float8Linear) and layer.uses_blas
+        )
+        self.counts[TORCH_BLAS if is_blas else ONE_ORDER] += 1
         if weight.bias is not None:
             layer = BiasedLinear(layer, self.vector(weight.bias))
         lora = self._lora
         if lora is None or not any(lora.adapts(source.name) for source in weight.sources):
             return layer
         return AdaptedLinear(layer, weight.sources, lora, self.plain)
+
+    def head(self, weight: LinearWeight) -> Linear:
+        """Create the layer of a model's head, which no adapter changes and which is never float8:
+        its rounding goes into the logits as it is.
+        """
+        other = self.without_adapters()
+        other.float8 = False
+        return other.linear(weight)
 
     def plain(self, weight: LinearWeight) -> Linear:
         """Create the layer for an adapter's matrix, in floating point."""
@@ -72,6 +93,11 @@ class LinearFactory:
         return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
+        if self.float8 and self._sums_rows:
+            return RowLinear(weight, FLOAT8)
+        if self.float8:
+            is_invariant = self._is_invariant
+            return Float8Linear(weight, self.dtype, self.device, is_invariant=is_invariant)
         if self._is_invariant:
             return InvariantLinear(weight, self.dtype, self.device)
         if self.int8 and self._sums_rows:

@@ -7,12 +7,15 @@
     mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
     down, x.add_                     product (adds)              BLAS (adds)
 
+With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
+by `llm.kernels.float8`, whose result is the input of the product.
+
 A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +23,24 @@ from torch import Tensor
 from llm.batch import KVCacheInputs
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
+from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
 from llm.kernels.products import gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.tuning import blocks_for
 from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
-from llm.layers.linear import BiasedLinear, FloatLinear, Linear
+from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
+from llm.layers.weight import Float8Rows
 from llm.parallel.group import Group
 
 
 class Matrix(NamedTuple):
-    """A linear layer without adapters or quantisation."""
+    """A linear layer without adapters, in floating point or float8."""
 
     weight: Tensor  # [N, K]
     bias: Tensor | None = None  # [N]
+    scales: Tensor | None = None  # [N] of a float8 weight
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
         """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
@@ -44,17 +50,32 @@ class Matrix(NamedTuple):
 
 def matrix_of(linear: Linear) -> Matrix | None:
     """Return the matrix of a layer; None when the layer computes something else."""
-    if isinstance(linear, FloatLinear):
-        return Matrix(linear.weight)
-    if isinstance(linear, BiasedLinear) and isinstance(linear.product, FloatLinear):
-        return Matrix(linear.product.weight, linear.bias)
+    product, bias = linear, None
+    if isinstance(linear, BiasedLinear):
+        product, bias = linear.product, linear.bias
+    if isinstance(product, FloatLinear):
+        return Matrix(product.weight, bias)
+    if isinstance(product, Float8Linear) and product.uses_blas:
+        return Matrix(product.weight, bias, product.scales)
     return None
+
+
+def takes_float8(linear: Linear) -> bool:
+    """Return whether the layer's input may be `Float8Rows`."""
+    product = linear.product if isinstance(linear, BiasedLinear) else linear
+    return isinstance(product, Float8Linear)
 
 
 def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | None:
     """Return the matrix for a kernel for few rows; None when the layer computes the product."""
     matrix = matrix_of(linear) if name in kernels else None
-    return matrix if matrix is not None and matrix.weight.dtype.itemsize == 2 else None
+    return matrix if matrix is not None and matrix.weight.dtype.itemsize <= 2 else None
+
+
+def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> Any:
+    """Return the norm of x [T, K], rounded for a layer that takes float8."""
+    function = normalise_quantized if is_float8 else normalise
+    return function(x, norm.gain, norm.epsilon, level=level)
 
 
 class NormedProduct:
@@ -64,6 +85,7 @@ class NormedProduct:
         self.matrix = kernel_matrix(linear, "product", kernels)
         self.norm = norm
         self._linear = linear
+        self._is_float8 = takes_float8(linear)
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -71,9 +93,9 @@ class NormedProduct:
         matrix, norm = self.matrix, self.norm
         blocks = None if matrix is None else matrix.blocks(len(x))
         if matrix is None or blocks is None:
-            normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
             if out is None:
-                return self._linear(normed)
+                return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
+            normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
             if matrix is None or matrix.bias is not None or not x.is_cuda:
                 return out.copy_(self._linear(normed))
             # The product is written in the wider format without rounding in between.
@@ -85,6 +107,7 @@ class NormedProduct:
             matrix.weight,
             out,
             blocks,
+            scales=matrix.scales,
             gain=norm.gain,
             epsilon=norm.epsilon,
             bias=matrix.bias,
@@ -96,24 +119,35 @@ class NormedProduct:
 class GatedProduct:
     """Computes silu(gate (norm x)) × up (norm x)."""
 
-    def __init__(self, norm: RMSNorm, gate_up: Linear, kernels: KernelSet) -> None:
+    def __init__(
+        self, norm: RMSNorm, gate_up: Linear, kernels: KernelSet, *, quantizes: bool
+    ) -> None:
+        """`quantizes`: the result of many rows is rounded for a layer that takes float8."""
         matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
         self._norm = norm
         self._gate_up = gate_up
+        self._is_float8 = takes_float8(gate_up)
+        self._gate = gate_quantized if quantizes else gate
         self._level = kernels.launch_level
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor | Float8Rows:
         """Return [T, I] for x [T, K]."""
         matrix, norm, level = self.matrix, self._norm, self._level
         if matrix is not None:
             blocks = matrix.blocks(len(x), parts=2)
             if blocks is not None:
                 return gated_product(
-                    x, matrix.weight, blocks, gain=norm.gain, epsilon=norm.epsilon, level=level
+                    x,
+                    matrix.weight,
+                    blocks,
+                    scales=matrix.scales,
+                    gain=norm.gain,
+                    epsilon=norm.epsilon,
+                    level=level,
                 )
-        normed = normalise(x, norm.gain, norm.epsilon, level=level)
-        return gate(self._gate_up(normed), level=level)
+        normed = normed_input(x, norm, level, is_float8=self._is_float8)
+        return self._gate(self._gate_up(normed), level=level)
 
 
 class AddedProduct:
@@ -123,26 +157,32 @@ class AddedProduct:
         # With several ranks the sum of their products is only known after the all-reduce.
         self._plain = matrix_of(linear) if group.size == 1 else None
         self.matrix = kernel_matrix(linear, "product", kernels) if group.size == 1 else None
-        self._linear = linear
+        self._linear: Any = linear
+        self._is_float8 = takes_float8(linear)
         self._group = group
         self._level = kernels.launch_level
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
+    def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
         plain, matrix = self._plain, self.matrix
         blocks = None if matrix is None else matrix.blocks(len(x))
-        if matrix is not None and blocks is not None:
+        if isinstance(y, Float8Rows):
+            x.add_(self._group.all_reduce(self._linear(y)))
+        elif matrix is not None and blocks is not None:
             product(
                 y,
                 matrix.weight,
                 x,
                 blocks,
+                scales=matrix.scales,
                 bias=matrix.bias,
                 adds=True,
                 level=self._level,
             )
-        elif plain is not None and plain.bias is None:
+        elif plain is not None and plain.bias is None and plain.scales is None:
             torch.addmm(x, y, plain.weight.t(), out=x)
+        elif self._is_float8:
+            self(x, quantize(y, level=self._level))
         else:
             x.add_(self._group.all_reduce(self._linear(y)))
 
@@ -156,7 +196,9 @@ class FusedLayer:
         self._head_norm = attention.weights.norm
         self._qkv = NormedProduct(reference.attention_norm, attention.weights.qkv, kernels)
         self._output = AddedProduct(attention.weights.output, attention.group, kernels)
-        self._gate_up = GatedProduct(reference.mlp_norm, mlp.gate_up, kernels)
+        self._gate_up = GatedProduct(
+            reference.mlp_norm, mlp.gate_up, kernels, quantizes=takes_float8(mlp.down)
+        )
         self._down = AddedProduct(mlp.down, mlp.group, kernels)
         # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
@@ -186,6 +228,7 @@ class FusedLayer:
                     rotations,
                     target,
                     blocks,
+                    scales=matrix.scales,
                     gain=self._qkv.norm.gain,
                     epsilon=self._qkv.norm.epsilon,
                     bias=matrix.bias,

@@ -1,9 +1,13 @@
-"""Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with int8 weights.
+"""Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with int8 or float8 weights.
 
 FloatLinear       any device: torch's BLAS
-RowLinear         CPU: one order of sums, float32, bfloat16 or int8
+RowLinear         CPU: one order of sums, float32, bfloat16, int8 or float8
 InvariantLinear   GPU: one order of sums
+Float8Linear      any device: float8 weights and inputs, torch's BLAS or one order of sums
 BiasedLinear      any of them, plus a vector
+
+With float8 weights the inputs are rounded to float8, too (`quantize_rows`). The products of the
+rounded numbers are summed in float32, and multiplied by the scales of the output and of the row.
 
 `layers.factory` chooses one. With one order of sums a row's result does not depend on the number of
 rows, so that a token gets the same logits alone, in a batch, and in a prompt chunk.
@@ -17,7 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.layers.weight import LinearWeight
+from llm.layers.weight import FLOAT8, Float8Rows, LinearWeight, quantize_rows
+
+FAST_ACCUMULATION = False
+"""Whether torch's float8 products may keep sums in the tensor cores' shorter format."""
 
 
 class Linear(Protocol):
@@ -46,10 +53,10 @@ class FloatLinear:
 
 
 class RowLinear:
-    """A matrix on a CPU, as float32, bfloat16, or int8 with a scale for each output.
+    """A matrix on a CPU, as float32, bfloat16, or int8 or float8 with a scale for each output.
 
     `kernels.cpu.products` defines the order of sums. Inputs are float32 or bfloat16 and results
-    have the same format; sums are float32.
+    have the same format; sums are float32. With a float8 matrix inputs are rounded to float8.
     """
 
     def __init__(self, weight: LinearWeight, dtype: torch.dtype) -> None:
@@ -58,6 +65,8 @@ class RowLinear:
         self._scales: Tensor | None = None
         if dtype is torch.int8:
             values, self._scales = weight.to_int8()
+        elif dtype is FLOAT8:
+            values, self._scales = weight.to_float8(torch.device("cpu"))
         else:
             values = weight.to_float(dtype)
         self.out_features, self.in_features = values.shape
@@ -69,14 +78,18 @@ class RowLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        inputs = x.float()
+        if self._values.dtype is FLOAT8:
+            rows = quantize_rows(x)
+            return self._product(rows.values.float()).mul_(rows.scales[:, None]).to(x.dtype)
+        return self._product(x.float()).to(x.dtype)
+
+    def _product(self, inputs: Tensor) -> Tensor:
         if self._missing:
             inputs = F.pad(inputs, (0, self._missing))
         if torch.compiler.is_compiling():
-            product = torch.ops.sonant.multiply(inputs, self._values, self._scales)
-        else:
-            product = self._multiply(inputs.contiguous(), self._values, self._scales)
-        return product.to(x.dtype)
+            product: Tensor = torch.ops.sonant.multiply(inputs, self._values, self._scales)
+            return product
+        return self._multiply(inputs.contiguous(), self._values, self._scales)
 
 
 class InvariantLinear:
@@ -99,6 +112,60 @@ class InvariantLinear:
         out = x.new_empty(len(x), self.out_features)
         self._multiply_rows(x.contiguous(), self.weight, out)
         return out
+
+
+class Float8Linear:
+    """A float8 matrix with a scale for each output, and inputs that are rounded to float8.
+
+    On a GPU torch's BLAS multiplies where it can: sizes must be multiples of 16. Otherwise, and
+    always with `is_invariant`, it is the kernel of `llm.kernels.invariant`, in one order of sums.
+    On a CPU torch multiplies the rounded numbers in float32.
+    """
+
+    def __init__(
+        self,
+        weight: LinearWeight,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_invariant: bool = False,
+    ) -> None:
+        """`dtype` is the format of the results."""
+        self.weight, self.scales = weight.to_float8(device)
+        self.out_features, self.in_features = self.weight.shape
+        self.dtype = dtype
+        is_aligned = self.out_features % 16 == self.in_features % 16 == 0
+        self.uses_blas = is_aligned and not is_invariant
+
+    def __call__(self, x: Tensor | Float8Rows) -> Tensor:
+        """See `Linear`; inputs may be rounded already."""
+        rows = x if isinstance(x, Float8Rows) else self.quantize(x)
+        if not rows.values.is_cuda:
+            product = F.linear(rows.values.float(), self.weight.float())
+            return product.mul_(self.scales).mul_(rows.scales[:, None]).to(self.dtype)
+        if self.uses_blas:
+            return torch._scaled_mm(
+                rows.values,
+                self.weight.t(),
+                rows.scales[:, None],
+                self.scales[None, :],
+                out_dtype=self.dtype,
+                use_fast_accum=FAST_ACCUMULATION,
+            )
+        from llm.kernels.invariant import multiply_rows
+
+        out = rows.values.new_empty(len(rows.values), self.out_features, dtype=self.dtype)
+        multiply_rows(rows.values, self.weight, out, rows.scales, self.scales)
+        return out
+
+    @staticmethod
+    def quantize(x: Tensor) -> Float8Rows:
+        """Round inputs [T, in]."""
+        if not x.is_cuda or torch.compiler.is_compiling():
+            return quantize_rows(x)
+        from llm.kernels.float8 import quantize
+
+        return quantize(x)
 
 
 class BiasedLinear:

@@ -1,13 +1,43 @@
-"""`LinearWeight`: a matrix [out, in] in floating point or as int8 with a scale per output row."""
+"""`LinearWeight`: a matrix [out, in] in floating point, or as int8 or float8 with a scale per
+output row; `quantize_rows`, the rounding to float8.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 INT8_MAX = 127
+FLOAT8 = torch.float8_e4m3fn
+FLOAT8_MAX = 448.0
+MIN_MAXIMUM = 1e-12  # of a row: the scale of zeros is not zero
+
+
+class Float8Rows(NamedTuple):
+    """Rows whose values are those of `values` times the row's scale."""
+
+    values: Tensor  # float8_e4m3fn [T, K]
+    scales: Tensor  # float32 [T]
+
+
+def quantize_rows(x: Tensor) -> Float8Rows:
+    """Round each row of x [T, K] to float8, so that its absolute maximum becomes the largest
+    number of the format.
+
+        largest = max(|x|, 1e-12)
+        values  = round(x × (448 / largest))
+        scale   = largest × (1 / 448)
+
+    The operations are those of float32, and values are rounded to the nearest, ties to even.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(dim=1).clamp_(min=MIN_MAXIMUM)
+    # A quotient of a number and a tensor would be the product with a reciprocal, rounded twice.
+    inverse = torch.full_like(largest, FLOAT8_MAX).div_(largest)
+    return Float8Rows((wide * inverse[:, None]).to(FLOAT8), largest * (1 / FLOAT8_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +53,7 @@ class WeightSource:
 class LinearWeight:
     """The matrix is `values`, or `values × scales[:, None]` where there are scales."""
 
-    values: Tensor  # [out, in] floating point, or int8
+    values: Tensor  # [out, in] floating point; with scales int8 or float8_e4m3fn
     scales: Tensor | None = None  # float32 [out]
     bias: Tensor | None = None  # [out] floating point, added to the product
     sources: tuple[WeightSource, ...] = ()  # of all rows in turn, if known
@@ -37,7 +67,7 @@ class LinearWeight:
         """Return one matrix with the outputs of all, so that one product computes them."""
         all_sources = [weight.sources for weight in weights] if _are_known(weights) else []
         scales = [weight.scales for weight in weights if weight.scales is not None]
-        if len(scales) not in (0, len(weights)):
+        if len({weight.values.dtype for weight in weights}) > 1 and scales:
             weights = [cls(w.to_float(torch.float32), bias=w.bias) for w in weights]
             scales = []
         values = torch.cat([weight.values for weight in weights])
@@ -72,11 +102,21 @@ class LinearWeight:
         """Quantise to int8 [out, in] and float32 scales [out]: symmetric, absolute maximum of each
         row.
         """
-        if self.scales is not None:
+        if self.scales is not None and self.values.dtype is torch.int8:
             return self.values.contiguous(), self.scales.float()
-        values = self.values.float()
+        values = self.to_float(torch.float32)
         scales = values.abs().amax(dim=1).clamp_(min=1e-12) / INT8_MAX
         return (values / scales[:, None]).round_().to(torch.int8), scales
+
+    def to_float8(self, device: torch.device) -> Float8Rows:
+        """Quantise to float8 by `quantize_rows`, on the device, each output row by itself; a float8
+        matrix is unchanged.
+        """
+        values = self.values.to(device)
+        scales = None if self.scales is None else self.scales.to(device)
+        if scales is not None and values.dtype is FLOAT8:
+            return Float8Rows(values.contiguous(), scales.float())
+        return quantize_rows(LinearWeight(values, scales).to_float(torch.float32))
 
 
 def _are_known(weights: list[LinearWeight]) -> bool:

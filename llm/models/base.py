@@ -274,7 +274,9 @@ class PipelineModel(ABC, Generic[ContextT]):
 
 
 def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:
-    """Return the bytes of one element of a matrix in products."""
+    """Return the bytes of one element of a layer's matrix in products."""
+    if encoding.float8:
+        return encoding.matrix_bytes
     expands = switch("use_vendor_blas", pipeline_config.use_vendor_blas)
     return encoding.dtype.itemsize if expands else encoding.matrix_bytes
 

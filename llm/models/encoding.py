@@ -19,34 +19,47 @@ ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
 logger = logging.getLogger("llm.config")
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16
+HOPPER = (9, 0)  # the first whose float8 products have been run
 PLAIN = {
     QuantizationEncoding.FLOAT32: torch.float32,
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
+DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN)
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 """The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """`dtype` of activations, norms and unquantised weights; whether matrices are int8."""
+    """`dtype` of activations, norms and unquantised weights; whether matrices are int8, or those
+    of the layers float8.
+    """
 
     dtype: torch.dtype
     int8: bool = False
+    float8: bool = False
 
     @property
     def matrix_bytes(self) -> int:
-        """Bytes of one matrix element."""
-        return 1 if self.int8 else self.dtype.itemsize
+        """Bytes of one element of a layer's matrix."""
+        return 1 if self.int8 or self.float8 else self.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """Return the formats for logs."""
+        matrices = ", matrices int8" if self.int8 else ""
+        matrices = ", matrices of layers float8_e4m3fn" if self.float8 else matrices
+        return str(self.dtype).removeprefix("torch.") + matrices
 
 
 def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) -> Encoding:
     """Return the encoding of a model on its device: see `encoding_of`."""
     setting, capability = config.quantization_encoding, None
-    if setting is None and not config.on_cpu:
+    if setting in DEPENDS_ON_DEVICE and not config.on_cpu:
         capability = torch.cuda.get_device_capability(torch.device(config.device_specs[0]))
-    return encoding_of(setting, capability, is_int8=huggingface_config.is_int8)
+    is_float8 = huggingface_config.is_float8
+    return encoding_of(setting, capability, is_int8=huggingface_config.is_int8, is_float8=is_float8)
 
 
 def encoding_of(
@@ -54,18 +67,31 @@ def encoding_of(
     capability: tuple[int, int] | None,
     *,
     is_int8: bool = False,
+    is_float8: bool = False,
 ) -> Encoding:
     """Return the configured encoding, or the default.
 
-    The default is bfloat16 on a GPU (float16 before Ampere); on the CPU int8 for a checkpoint that
-    is stored so, and float32 for any other. `capability` is the GPU's: None on the CPU, and if an
-    encoding is set. An int8 checkpoint (`is_int8`) is expanded for any other encoding. Raises
-    `ConfigError` for an unsupported one.
+    The default is that of a float8 checkpoint (`is_float8`) on the CPU and on Hopper and newer
+    GPUs; otherwise bfloat16 on a GPU (float16 before Ampere), on the CPU int8 for a checkpoint that
+    is stored so (`is_int8`), and float32 for any other. Such checkpoints are expanded for any other
+    encoding. `capability` is the GPU's: None on the CPU, and may be if an encoding other than
+    float8 is set. Raises `ConfigError` for an unsupported one.
     """
+    has_float8 = capability is None or capability >= HOPPER
     if setting is QuantizationEncoding.INT8:
         return Encoding(torch.float32, int8=True)
     if setting in PLAIN:
         return Encoding(PLAIN[setting])
+    if setting is QuantizationEncoding.FLOAT8_E4M3FN and not has_float8:
+        raise ConfigError(
+            f"quantization_encoding={setting} needs a GPU of compute capability "
+            f"{'.'.join(map(str, HOPPER))} or newer, and this one has "
+            f"{'.'.join(map(str, capability or ()))}"
+        )
+    if setting is QuantizationEncoding.FLOAT8_E4M3FN or (
+        setting is None and is_float8 and has_float8
+    ):
+        return Encoding(torch.bfloat16, float8=True)
     if setting is not None:
         raise ConfigError(f"quantization_encoding={setting} has no kernels")
     if capability is None:
@@ -77,7 +103,7 @@ def with_text_encoding(config: ConfigT) -> ConfigT:
     """Return the resolved configuration with the format for models that write text on the CPU.
 
     The format is logged. A model is unchanged where a format is set, on a GPU, and if it is stored
-    as int8, computes embeddings or runs by way of the transformers package.
+    as int8 or float8, computes embeddings or runs by way of the transformers package.
     """
     chosen = {}
     for name, model in (("model", config.model), ("draft_model", config.draft_model)):
@@ -95,4 +121,5 @@ def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
     facts = HuggingFaceConfig.read(model.model_path)
     found = find_architecture(facts.architecture, facts.path, runs_alone=runs_alone)
     is_ours = found is not FALLBACK and TEXT_ON_CPU in found.encodings
-    return is_ours and not facts.is_int8 and not is_embedding_model(model.model_path)
+    is_stored_so = facts.is_int8 or facts.is_float8
+    return is_ours and not is_stored_so and not is_embedding_model(model.model_path)

@@ -10,6 +10,8 @@ from typing import Any
 
 from llm.errors import CheckpointError
 
+COMPRESSED = ("int-quantized", "pack-quantized", "float-quantized")
+
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceConfig:
@@ -42,24 +44,39 @@ class HuggingFaceConfig:
     def is_int8(self) -> bool:
         """Return whether weights are stored as int8 with a scale for each output row.
 
-        Four-bit weights are expanded when they are read (see `packed_weights`). Raises
-        `CheckpointError` for any other quantisation.
+        Raises `CheckpointError` for an unknown quantisation.
+        """
+        return self._quantization == "int-quantized"
+
+    @property
+    def is_float8(self) -> bool:
+        """Return whether weights are stored as float8 with scales (see `float8_weights`).
+
+        Raises `CheckpointError` for an unknown quantisation.
+        """
+        return self._quantization in ("float-quantized", "fp8")
+
+    @property
+    def _quantization(self) -> str | None:
+        """Return the format of compressed tensors, or the method; None without one.
+
+        Four-bit weights are expanded when they are read (see `packed_weights`).
         """
         quantization = self.keys.get("quantization_config")
         if not quantization:
-            return False
+            return None
         if not isinstance(quantization, dict):
             raise CheckpointError(f"{self.path}: quantization_config must be an object")
         method, kind = quantization.get("quant_method"), quantization.get("format")
-        if method in ("gptq", "awq") or (method, kind) == ("compressed-tensors", "pack-quantized"):
-            return False
-        if (method, kind) != ("compressed-tensors", "int-quantized"):
-            raise CheckpointError(
-                f"{self.path}: quantization_config {method}/{kind} cannot be read; "
-                "compressed-tensors/int-quantized and /pack-quantized, gptq, awq and unquantised "
-                "checkpoints can"
-            )
-        return True
+        if method in ("gptq", "awq", "fp8"):
+            return str(method)
+        if method == "compressed-tensors" and kind in COMPRESSED:
+            return str(kind)
+        raise CheckpointError(
+            f"{self.path}: quantization_config {method}/{kind} cannot be read; "
+            f"compressed-tensors/{', /'.join(COMPRESSED)}, gptq, awq, fp8 and unquantised "
+            "checkpoints can"
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a key's value; the default also for null."""

@@ -97,7 +97,7 @@ class LlamaModel(CausalModel):
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """See `PipelineModel`. An int8 head is packed, so that a tied embedding is stored
-        separately.
+        separately. With float8 layers the embedding and the head are wider.
 
         Without files the weights are random, and the sizes of the matrices are counted.
         """
@@ -109,6 +109,10 @@ class LlamaModel(CausalModel):
         width, shape = product_bytes(encoding, pipeline_config), config.shape
         if config.is_head_tied and encoding.int8:
             size += shape.vocab_size * shape.hidden_size * width
+        if encoding.float8:
+            tables = 1 if config.is_head_tied else 2
+            more = encoding.dtype.itemsize - width
+            size += tables * shape.vocab_size * shape.hidden_size * more
         num_ranks = len(pipeline_config.model.device_specs)
         if num_ranks == 1:
             return size
@@ -170,6 +174,7 @@ class LlamaModel(CausalModel):
             dtype=self.dtype,
             device=self.devices[0],
             int8=self.encoding.int8,
+            float8=self.encoding.float8,
             vendor_blas=self.session.use_vendor_blas,
             batch_invariant=self.pipeline_config.model.batch_invariant,
             lora=self.lora_manager,
@@ -197,7 +202,7 @@ class LlamaModel(CausalModel):
                 else reader.matrix(names.head, *table, part=part)
             )
             # Computed for some tokens only, while an adapter's layers expect all.
-            head = LogitsHead(self.final_norm, self._factory.linear(replace(weight, sources=())))
+            head = LogitsHead(self.final_norm, self._factory.head(weight))
         self._load_rest(reader)
         # Old checkpoints store values that can be computed, and a copy of the tied head.
         reader.skip(*names.ignored, *([f"{names.head}.weight"] if needs_no_head else []))

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
+from llm.models.float8_weights import Float8Weights, read_block
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.weights import TensorInfo, Weights
 
@@ -114,10 +115,15 @@ def _refusal(config: HuggingFaceConfig, key: str, value: object, known: str) -> 
 
 
 def unpacked(weights: Weights, folder: Path) -> Weights:
-    """Return the weights of a folder with its four-bit matrices in floating point."""
+    """Return the weights of a folder with its four-bit matrices in floating point, and its float8
+    matrices with a scale of each output.
+    """
     if not (folder / "config.json").is_file():
         return weights
-    packing = read_packing(HuggingFaceConfig.read(folder))
+    config = HuggingFaceConfig.read(folder)
+    if config.is_float8:
+        return Float8Weights(weights, read_block(config))
+    packing = read_packing(config)
     return weights if packing is None else PackedWeights(weights, packing)
 
 

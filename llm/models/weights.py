@@ -259,8 +259,8 @@ class WeightReader:
     def matrix(
         self, name: str, *shape: int, has_bias: bool = False, part: Part | None = None
     ) -> LinearWeight:
-        """Return `NAME.weight`, with `NAME.weight_scale` [out, 1] if the checkpoint is int8, and
-        `NAME.bias` [out] if the architecture has one.
+        """Return `NAME.weight`, with `NAME.weight_scale` [out, 1] if the tensor is int8 or float8,
+        and `NAME.bias` [out] if the architecture has one.
 
         With a part of the rows, scales and bias are those of the rows. With a part of the columns,
         the first part has the bias, which is added once when the parts' products are summed.
@@ -268,7 +268,7 @@ class WeightReader:
         values = self.tensor(f"{name}.weight", *shape, part=part)
         by_row = part if part is not None and part.dim == 0 else None
         scales = bias = None
-        if not values.is_floating_point():
+        if values.dtype.itemsize == 1:
             stored = self.tensor(f"{name}.weight_scale", shape[0], 1, part=by_row)
             scales = stored.flatten().float()
         if has_bias:

@@ -3,11 +3,13 @@
     rank 0   forward ── all_reduce … all_gather ── sample
     rank 1   forward ── all_reduce … all_gather ── sample
 
-Numbers of the host use gloo. Tensors use gloo on CPUs, and NCCL on GPUs.
+Numbers of the host use gloo. Tensors use gloo on CPUs, and NCCL on GPUs; small sums use peer
+memory where all GPUs can read each other's.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +20,9 @@ from torch import Tensor
 
 from llm.errors import ConfigError
 from llm.parallel.group import Group
+from llm.parallel.peer_memory import PeerMemory
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT = timedelta(minutes=10)  # of the ranks to find each other
 MIN_SCRATCH_BYTES = 1 << 16
@@ -42,18 +47,23 @@ class ProcessGroup(Group):
         self._host: Any = _gloo(distributed.PrefixStore("host", store), rank, size)
         self._device = device
         self._tensors: Any = self._host
+        self._peers: PeerMemory | None = None
         if device.type == "cuda":
             self._tensors = _nccl(distributed.PrefixStore("device", store), rank, size, device)
+            name = f"sonant {meeting}"
+            self._peers = self._peer_memory(name, distributed.PrefixStore("peers", store))
         self.sums_in_order = device.type == "cpu"
         self._buffers: list[Tensor] = []
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See `Group`.
 
-        NCCL sums in place. On CPUs, and for `sums_in_order`, the sum is taken in the order of
+        GPUs may sum in place. On CPUs, and for `sums_in_order`, the sum is taken in the order of
         ranks, so that an element does not depend on its place in the tensor.
         """
         if not self.sums_in_order:
+            if self._peers is not None and self._peers.fits(partial):
+                return self._peers.all_reduce(partial)
             self._tensors.allreduce([partial]).wait()
             return partial
         first, *others = self._gathered(partial)
@@ -61,6 +71,33 @@ class ProcessGroup(Group):
         for other in others[1:]:
             total += other
         return total
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether small sums of GPUs use peer memory."""
+        return self._peers is not None
+
+    def _peer_memory(self, name: str, store: Any) -> PeerMemory | None:
+        """Share memory between all ranks; None where one of them cannot."""
+        mine = self._device.index or 0
+        devices = self._numbers(mine)
+        reads = all(
+            other == mine or torch.cuda.can_device_access_peer(mine, other) for other in devices
+        )
+        if not self.minimum(reads) or len(set(self._numbers(PeerMemory.num_created))) > 1:
+            return None
+        group: Any = torch.distributed.ProcessGroup(store, self.rank, self.size)
+        kind = torch.distributed.ProcessGroup.BackendType.NCCL
+        group._register_backend(self._device, kind, self._tensors)
+        group._set_default_backend(kind)
+        group._set_group_name(name)
+        try:
+            peers = PeerMemory(name, group, self._device)
+        except RuntimeError as error:
+            logger.warning("GPUs share no memory, sums of few rows are slower: %s", error)
+            self.minimum(0)
+            return None
+        return peers if self.minimum(1) else None
 
     def all_gather(self, shard: Tensor) -> Tensor:
         """See `Group`."""
@@ -86,10 +123,14 @@ class ProcessGroup(Group):
 
     def minimum(self, number: int) -> int:
         """See `Group`."""
+        return min(self._numbers(number))
+
+    def _numbers(self, number: int) -> list[int]:
+        """Return all ranks' numbers; the host waits."""
         numbers = torch.tensor([number])
         found = [torch.empty_like(numbers) for _ in range(self.size)]
         self._host.allgather([found], [numbers]).wait()
-        return int(torch.cat(found).min())
+        return [int(one) for one in found]
 
     def abort(self) -> None:
         """See `Group`. Gloo's collectives raise without it when a connection ends."""
@@ -97,8 +138,12 @@ class ProcessGroup(Group):
             self._tensors.abort()
 
     def close(self) -> None:
-        """See `Group`."""
-        self._host = self._tensors = None
+        """See `Group`. NCCL's own end waits for the other ranks, which have ended."""
+        if self._peers is not None:
+            self._peers.close()
+        if self._tensors is not None:
+            self.abort()
+        self._host = self._tensors = self._peers = None
         self._buffers.clear()
 
 
@@ -114,9 +159,12 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
     """Create the backend of a GPU's tensors, and connect: a captured graph cannot do that.
 
-    NVLink multicast stays off.
+    NVLink multicast stays off, and torch's thread that reads the store now and then: the file is
+    removed before the group ends, and reading it would wait.
     """
-    os.putenv("NCCL_NVLS_ENABLE", "0")
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_NCCL_ENABLE_MONITORING"):
+        os.putenv(name, "0")
+    os.putenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     torch.cuda.set_device(device)
     backend: Any = torch.distributed.ProcessGroupNCCL
     group = backend(store, rank, size, backend.Options())

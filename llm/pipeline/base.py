@@ -249,8 +249,10 @@ class TextGenerationPipelineInterface(ABC):
     def shutdown(self) -> None:
         """Free model and memory, and end the other ranks. Idempotent."""
         if self.leader is not None:
-            self.leader.close()
+            self.leader.end()
         self.runner.shutdown()
+        if self.leader is not None:
+            self.leader.close()
         if self.speculation is not None:
             self.speculation.draft.shutdown()
 

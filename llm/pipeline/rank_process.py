@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -18,7 +19,7 @@ import torch
 
 from llm.parallel.process_group import ProcessGroup
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.ranks import RankLaunch, Step
+from llm.pipeline.ranks import STOP_S, RankLaunch, Step
 from llm.pipeline.registry import create_rank
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,9 @@ logger = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: signal that a process gets when its parent has ended
 
 
-def follow(pipeline: TextGenerationPipelineInterface, steps: SimpleQueue[Step]) -> NoReturn:
-    """Run rank 0's steps on another rank."""
-    while True:
-        step = steps.get()
+def follow(pipeline: TextGenerationPipelineInterface, steps: SimpleQueue[Step | None]) -> None:
+    """Run rank 0's steps on another rank, up to the last."""
+    while (step := steps.get()) is not None:
         for request_id in step.released:
             pipeline.release(request_id)
         pipeline.run(step.batch)
@@ -41,7 +41,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first
     _continue_after_parent()
     launch: RankLaunch = pickle.load(sys.stdin.buffer)
-    steps: SimpleQueue[Step] = SimpleQueue()
+    steps: SimpleQueue[Step | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(steps, launch.meeting), daemon=True).start()
     name = f"rank {launch.rank}: %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=launch.log_level, stream=sys.stderr, format=name)
@@ -52,6 +52,7 @@ def main() -> None:
         # Its collectives also fail when rank 0 was killed, maybe before `_receive` notices that.
         shutil.rmtree(launch.meeting.parent, ignore_errors=True)
         os._exit(1)  # the interpreter's own end would wait for the thread that reads
+    os._exit(0)
 
 
 def _continue_after_parent() -> None:
@@ -64,8 +65,8 @@ def _continue_after_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def _run(launch: RankLaunch, steps: SimpleQueue[Step]) -> NoReturn:
-    """Load the model and run rank 0's steps."""
+def _run(launch: RankLaunch, steps: SimpleQueue[Step | None]) -> None:
+    """Load the model and run rank 0's steps, until the device has finished the last."""
     torch.set_num_threads(launch.num_threads)
     config = launch.config
     if config.model.on_cpu:
@@ -78,16 +79,22 @@ def _run(launch: RankLaunch, steps: SimpleQueue[Step]) -> NoReturn:
     device = torch.device(config.model.device_specs[launch.rank])
     group = ProcessGroup(launch.rank, len(config.model.device_specs), launch.meeting, device)
     follow(create_rank(config, group), steps)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
-def _receive(steps: SimpleQueue[Step], meeting: Path) -> NoReturn:
-    """Queue rank 0's steps.
-
-    Ends the process when rank 0 has closed this process's standard input, or was killed.
+def _receive(steps: SimpleQueue[Step | None], meeting: Path) -> NoReturn:
+    """Queue rank 0's steps. Ends the process when rank 0 was killed, or some time after the last
+    step.
     """
     try:
         while True:
-            steps.put(pickle.load(sys.stdin.buffer))
+            step = pickle.load(sys.stdin.buffer)
+            steps.put(step)
+            if step is None:
+                sys.stdin.buffer.read()  # up to its end
+                time.sleep(STOP_S)
+                os._exit(1)  # the last steps wait for a rank that has ended
     except (EOFError, pickle.UnpicklingError):  # an incomplete message when rank 0 was killed
         shutil.rmtree(meeting.parent, ignore_errors=True)
         os._exit(0)

@@ -3,7 +3,8 @@
     rank 0      the engine's process: schedules, executes, returns results
     rank 1 …    python -m llm.pipeline.rank_process: receive each batch, and execute it, too
 
-Batches are pickles on each process's standard input, which no other process can write to.
+Batches are pickles on each process's standard input, which no other process can write to. None is
+the last: a rank runs the batches before it, since rank 0's collectives wait for them.
 Every rank samples every token, from the same logits and the same seeds, so that no rank waits for
 another one's tokens. A rank that fails ends all ranks: their collectives are out of step then.
 """
@@ -90,12 +91,14 @@ class RankLeader:
             _start(config, rank, folder / MEETING) for rank in range(1, len(devices))
         ]
         self._is_ending = threading.Event()
-        self._end = weakref.finalize(self, _end, self._processes, folder, self._is_ending)
+        self._end = weakref.finalize(self, _end, self._processes, self._is_ending)
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         try:
             self._wait_started()
             self.group = ProcessGroup(0, len(devices), folder / MEETING, torch.device(devices[0]))
         except BaseException:
             self._end()
+            self._remove()
             raise
         for rank, process in enumerate(self._processes, start=1):
             watch = threading.Thread(
@@ -155,7 +158,7 @@ class RankLeader:
                 return
             self._lost = reason
             logger.error("%s: no step of this model can run any more", reason)
-            shutil.rmtree(self.folder, ignore_errors=True)  # `on_lost` may end this process
+            self._remove()  # `on_lost` may end this process
             if self._on_lost is not None:
                 self._on_lost(reason)
         self.group.abort()
@@ -167,11 +170,24 @@ class RankLeader:
             if self._lost:
                 on_lost(self._lost)
 
-    def close(self) -> None:
-        """End the other ranks' processes. Idempotent."""
-        self._lost = self._lost or "the model was shut down"
+    def end(self) -> None:
+        """Let the other ranks finish their steps, and end their processes. Idempotent."""
+        with self._lock:
+            lost, self._lost = self._lost, self._lost or "the model was shut down"
+        if not lost:
+            for process in self._processes:
+                with contextlib.suppress(BrokenPipeError):  # it has just ended
+                    _send(process, pickle.dumps(None))
         self._end()
+
+    def close(self) -> None:
+        """End the other ranks and the connections to them. Idempotent.
+
+        CUDA graphs with collectives must have been freed.
+        """
+        self.end()
         self.group.close()
+        self._remove()  # now: NCCL's threads may have read its file
 
 
 def _check_exist(devices: Sequence[str]) -> None:
@@ -230,9 +246,7 @@ def _watch(
         found.lose(f"rank {rank} ended with status {status}")
 
 
-def _end(
-    processes: list[subprocess.Popen[bytes]], folder: Path, is_ending: threading.Event
-) -> None:
+def _end(processes: list[subprocess.Popen[bytes]], is_ending: threading.Event) -> None:
     """End processes by the end of their standard input."""
     is_ending.set()
     for process in processes:
@@ -247,4 +261,3 @@ def _end(
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    shutil.rmtree(folder, ignore_errors=True)

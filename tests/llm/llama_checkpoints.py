@@ -171,6 +171,49 @@ def quantize_checkpoint(source: Path, target: Path) -> Path:
     return target
 
 
+def float8_checkpoint(source: Path, target: Path, strategy: str, method: str = "") -> Path:
+    """Convert to float8 with scales by `channel`, `tensor` or `block` (of 32 × 48).
+
+    `method`: compressed-tensors by default, or fp8, which knows no channels.
+    """
+    target.mkdir()
+    config, block = json.loads((source / "config.json").read_text()), (32, 48)
+    is_block = strategy == "block"
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True}
+    activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    weights |= {"block_structure": list(block)} if is_block else {}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"weights": weights, "input_activations": activations}},
+        "ignore": ["lm_head"],
+    }
+    if method == "fp8":
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+        sizes = {"weight_block_size": list(block)} if is_block else {}
+        config["quantization_config"] |= sizes
+    (target / "config.json").write_text(json.dumps(config))
+    ending = "_scale_inv" if method == "fp8" and is_block else "_scale"
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith("proj.weight"):
+            tensors[name] = tensor.to(torch.bfloat16)
+            continue
+        wide = tensor.float()
+        height, width = {"channel": (1, wide.shape[1]), "block": block}.get(strategy, wide.shape)
+        grid = (-(-wide.shape[0] // height), -(-wide.shape[1] // width))
+        scales = torch.empty(grid)
+        for i in range(grid[0]):
+            for j in range(grid[1]):
+                part = wide[i * height : (i + 1) * height, j * width : (j + 1) * width]
+                scales[i, j] = part.abs().max() / 448
+                part.div_(scales[i, j])
+        tensors[name] = wide.to(torch.float8_e4m3fn)
+        tensors[name + ending] = scales.reshape(()) if strategy == "tensor" else scales
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
 def create_runner(
     config: PipelineConfig,
     return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,

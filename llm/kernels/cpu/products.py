@@ -4,11 +4,11 @@ The sum of one output of one row is always:
 
     lane l of 16:  s[l] = fma(w[l + 16 i], x[l + 16 i], s[l])   for i = 0, 1, … (s[l] starts at 0)
     result:        s[0..7] + s[8..15], of these 8 the first 4 + the last 4, then 2, then 1
-    int8 weights:  times the scale of the output
+    int8, float8:  times the scale of the output
 
-Weights are read as float32, bfloat16 or int8 and widened to float32, which is exact. A result
-does not depend on the number of rows of a call, the position of the row, the number of threads
-or the processor. A fused multiply-add rounds once, by IEEE 754, also where a
+Weights are read as float32, bfloat16, int8 or float8 and widened to float32, which is exact. A
+result does not depend on the number of rows of a call, the position of the row, the number of
+threads or the processor. A fused multiply-add rounds once, by IEEE 754, also where a
 processor has none and a function computes it; and neither LLVM (without fast-math flags) nor a
 processor may reorder the sums. Only the sums that are computed at the same time may vary:
 
@@ -68,8 +68,10 @@ WEIGHTS, INPUTS, OUTPUTS, SCALES, NUM_IN, NUM_OUT, NUM_ROWS, BLOCK_OUTS, ROWS_AT
 )
 
 
-FORMATS = {torch.float32: FLOAT, torch.bfloat16: I16, torch.int8: I8}
+FORMATS = {torch.float32: FLOAT, torch.bfloat16: I16, torch.int8: I8, torch.float8_e4m3fn: I8}
 """Element type by format of the weights."""
+SCALED = (torch.int8, torch.float8_e4m3fn)
+"""Formats with a scale for each output."""
 
 
 class Tiles(NamedTuple):
@@ -91,9 +93,9 @@ def _vector(of: ir.Type, value: float) -> ir.Constant:
 class _Tile:
     """Emits the function that computes `outs` × `rows` outputs: [rows, outs]."""
 
-    def __init__(self, module: ir.Module, element: ir.Type, outs: int, rows: int) -> None:
-        self.element, self.outs, self.rows = element, outs, rows
-        pointers = (element.as_pointer(), *[FLOAT.as_pointer()] * 3)
+    def __init__(self, module: ir.Module, dtype: torch.dtype, outs: int, rows: int) -> None:
+        self.dtype, self.outs, self.rows = dtype, outs, rows
+        pointers = (FORMATS[dtype].as_pointer(), *[FLOAT.as_pointer()] * 3)
         self.body, arguments = function(module, f"tile_{outs}_{rows}", VOID, *pointers, *[I64] * 2)
         self.function = self.body.function
         self.function.linkage = "internal"
@@ -114,12 +116,12 @@ class _Tile:
         first = body.phi(I64)
         first.add_incoming(I64(0), before)
         sums = [body.phi(VECTOR) for _ in range(self.outs * self.rows)]
-        inputs = [self._floats(body.gep(row, [first]), FLOAT) for row in input_rows]
+        inputs = [self._floats(body.gep(row, [first]), torch.float32) for row in input_rows]
         multiply_add = external(body.module, f"llvm.fma.v{LANES}f32", VECTOR, *[VECTOR] * 3)
         grown = []
         for out, row in enumerate(matrix_rows):
             self._fetch_next_tile(row, first)
-            weights = self._floats(body.gep(row, [first]), self.element)
+            weights = self._floats(body.gep(row, [first]), self.dtype)
             own = sums[out * self.rows :][: self.rows]
             grown += [
                 body.call(multiply_add, [weights, values, so_far])
@@ -142,16 +144,33 @@ class _Tile:
         ahead = body.gep(row, [body.add(first, body.mul(self.num_in, I64(self.outs)))])
         body.call(fetch, [body.bitcast(ahead, POINTER), I32(0), I32(3), I32(1)])
 
-    def _floats(self, address: ir.Value, element: ir.Type) -> ir.Value:
+    def _floats(self, address: ir.Value, dtype: torch.dtype) -> ir.Value:
         """Load 16 numbers as float32."""
         body = self.body
-        size = 4 if element is FLOAT else element.width // 8
-        stored = ir.VectorType(element, LANES)
-        values = body.load(body.bitcast(address, stored.as_pointer()), align=size)
-        if element is I16:  # bfloat16: the upper half of a float32
-            wide = body.zext(values, ir.VectorType(I32, LANES))
+        stored = ir.VectorType(FORMATS[dtype], LANES)
+        values = body.load(body.bitcast(address, stored.as_pointer()), align=dtype.itemsize)
+        if dtype is torch.float32:
+            return values
+        if dtype is torch.int8:
+            return body.sitofp(values, VECTOR)
+        wide = body.zext(values, ir.VectorType(I32, LANES))
+        if dtype is torch.bfloat16:  # the upper half of a float32
             return body.bitcast(body.shl(wide, _vector(I32, 16)), VECTOR)
-        return values if element is FLOAT else body.sitofp(values, VECTOR)
+        return self._float8(wide)
+
+    def _float8(self, wide: ir.Value) -> ir.Value:
+        """Convert e4m3 numbers other than NaN: a sign, 4 bits of exponent + 7, 3 of mantissa.
+
+        Those with the exponent 0 are multiples of 2^-9, without the leading 1.
+        """
+        body = self.body
+        size = body.and_(wide, _vector(I32, 0x7F))
+        bits = body.add(body.shl(size, _vector(I32, 20)), _vector(I32, (127 - 7) << 23))
+        small = body.fmul(body.sitofp(size, VECTOR), _vector(FLOAT, 2.0**-9))
+        is_small = body.icmp_signed("<", size, _vector(I32, 8))
+        bits = body.select(is_small, body.bitcast(small, wide.type), bits)
+        sign = body.shl(body.and_(wide, _vector(I32, 0x80)), _vector(I32, 24))
+        return body.bitcast(body.or_(bits, sign), VECTOR)
 
     def _store(self, sums: ir.Value, out: int, row: int) -> None:
         body, size = self.body, LANES
@@ -167,7 +186,7 @@ class _Tile:
             )
             sums = body.fadd(lower, upper)
         result = body.extract_element(sums, I32(0))
-        if self.element is I8:
+        if self.dtype in SCALED:
             result = body.fmul(result, body.load(body.gep(self.scales, [I64(out)])))
         place = body.add(body.mul(self.num_out, I64(row)), I64(out))
         body.store(result, body.gep(self.outputs, [place]))
@@ -176,11 +195,11 @@ class _Tile:
 class _Block:
     """Emits `block(job, number)`: the outputs of one block, for all rows."""
 
-    def __init__(self, module: ir.Module, element: ir.Type, tiles: Tiles) -> None:
-        self.element, self.tiles = element, tiles
+    def __init__(self, module: ir.Module, dtype: torch.dtype, tiles: Tiles) -> None:
+        self.element, self.tiles = FORMATS[dtype], tiles
         self.rows_of = {tiles.outs: tiles.rows, tiles.outs_of_one_row: (1,), 1: (1,)}
         self._functions = {
-            (outs, rows): _Tile(module, element, outs, rows).function
+            (outs, rows): _Tile(module, dtype, outs, rows).function
             for outs, sizes in self.rows_of.items()
             for rows in sizes
         }
@@ -270,7 +289,7 @@ class Kernel:
     def __init__(self, dtype: torch.dtype, machine: Machine) -> None:
         module = ir.Module("products")
         tiles = WIDE if machine.has_wide_vectors else NARROW
-        block = _Block(module, FORMATS[dtype], tiles).body.function
+        block = _Block(module, dtype, tiles).body.function
         _define_multiply(module, block)
         self._code = Compiled(module, machine)
         signature = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
@@ -315,9 +334,9 @@ def _cuts(num_in: int, num_bytes: int) -> tuple[int, int]:
 def multiply(inputs: Tensor, weights: Tensor, scales: Tensor | None = None) -> Tensor:
     """Return inputs [T, K] × weights [N, K] transposed: float32 [T, N].
 
-    `inputs` are float32, `weights` of a format in `FORMATS`, int8 with float32 `scales` [N]. K is
-    a multiple of `LANES`. All are contiguous and on the CPU. Called by several threads at once,
-    one of them computes with the team and the others alone.
+    `inputs` are float32, `weights` of a format in `FORMATS`, without NaN; those of `SCALED` have
+    float32 `scales` [N]. K is a multiple of `LANES`. All are contiguous and on the CPU. Called by
+    several threads at once, one of them computes with the team and the others alone.
     """
     kernel = _kernel(weights.dtype)
     is_small = weights.numel() * weights.element_size() < ALONE_BYTES

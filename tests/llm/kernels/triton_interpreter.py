@@ -1,14 +1,35 @@
-"""Fix for Triton's interpreter."""
+"""Fixes for Triton's interpreter."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
+
+NARROW = {
+    tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
+    tl.bfloat16: (torch.bfloat16, torch.uint16),
+}
 
 
 def repair_interpreter() -> None:
-    """Let its scalars be bounds of ranges: numpy 2.4 does not convert an array of one element."""
+    """Let its scalars be bounds of ranges: numpy 2.4 does not convert an array of one element.
+    Round to the nearest as a GPU does: it cuts off bits, or loses the carry from mantissa to
+    exponent.
+    """
+    convert = interpreter._convert_float
+
+    def converted(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source != tl.float32 or target not in NARROW:
+            return convert(values, source, target, rounding)
+        floats = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        narrow, bits = NARROW[target]
+        return floats.to(narrow).view(bits).numpy()
+
+    interpreter._convert_float = converted
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:

@@ -19,6 +19,7 @@ from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
+from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.tuning import MAX_ROWS
@@ -38,7 +39,7 @@ from llm.layers.decoder import (
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
 from llm.layers.rotary import RotaryConfig
-from llm.layers.weight import LinearWeight
+from llm.layers.weight import LinearWeight, quantize_rows
 from llm.parallel.group import NullGroup
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
@@ -121,10 +122,17 @@ class Parts:
 
     hidden, inner, page_size = 96, 80, 8
 
-    def __init__(self, *, head_dim: int = 16, bias: bool = False, head_norm: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        head_dim: int = 16,
+        bias: bool = False,
+        head_norm: bool = False,
+        float8: bool = False,
+    ) -> None:
         self.head_dim = head_dim
         factory = LinearFactory(
-            dtype=HALF, device=torch.device("cpu"), int8=False, vendor_blas=True
+            dtype=HALF, device=torch.device("cpu"), int8=False, float8=float8, vendor_blas=True
         )
 
         def linear(num_out: int, num_in: int) -> LinearWeight:
@@ -149,7 +157,7 @@ class Parts:
                 group,
             ),
         )
-        self.head = LogitsHead(self.norm(), factory.linear(linear(50, self.hidden)))
+        self.head = LogitsHead(self.norm(), factory.head(linear(50, self.hidden)))
         self.rotary = Rotary(RotaryConfig(head_dim), 64, torch.device("cpu"))
 
     def norm(self) -> RMSNorm:
@@ -213,6 +221,73 @@ def test_layers_of_other_architectures(parts: Parts) -> None:
     found, stored = parts.run(ALL, x)
     assert relative_error(found - x, expected - x) < 0.02
     assert relative_error(stored, pool) < 0.01
+
+
+@pytest.mark.parametrize("kernels", [ALL, STABLE, VENDOR], ids=["all", "stable", "vendor"])
+@pytest.mark.parametrize("rows", [1, MAX_ROWS + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_float8_layer(kernels: KernelSet, rows: int, bias: bool) -> None:
+    """Inputs that differ in the last bit of bfloat16 may differ in the last of float8's four."""
+    parts = Parts(float8=True, bias=bias)
+    x = normal(rows, parts.hidden, dtype=HALF)
+    expected, pool = parts.run(None, x)
+    found, stored = parts.run(kernels, x)
+    assert relative_error(found - x, expected - x) < 0.05
+    assert relative_error(stored, pool) < 0.02
+    layer = FusedLayer(parts.counterpart, kernels)
+    own = 4 - bias  # a gated product has no bias
+    assert layer.num_kernel_products == (0 if kernels is VENDOR else own)
+    parts.head(x)
+    assert FusedHead(parts.head, STABLE).num_kernel_products == 1
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_float8_product(blocks: Blocks, rows: int) -> None:
+    """Float8 numbers multiply exactly; products are compared with those in double precision."""
+    x, weight = normal(rows, 100, dtype=HALF), quantize_rows(normal(13, 100))
+    rounded = quantize_rows(x)
+    matrix = weight.values.double() * weight.scales.double()[:, None]
+    expected = (rounded.values.double() * rounded.scales.double()[:, None]) @ matrix.t()
+    out = torch.full((rows, 13), float("nan"))
+    product(x, weight.values, out, blocks, scales=weight.scales)
+    assert relative_error(out, expected) < 1e-6
+    product(x, weight.values, out, blocks, scales=weight.scales, adds=True)
+    assert relative_error(out, 2 * expected) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_gated_float8_product(rows: int) -> None:
+    x, weight, gain = normal(rows, 100), quantize_rows(normal(26, 100)), normal(100)
+    rounded = quantize_rows(normalised(x, gain))
+    matrix = weight.values.double() * weight.scales.double()[:, None]
+    inputs = rounded.values.double() * rounded.scales.double()[:, None]
+    left, right = (inputs @ matrix.t()).chunk(2, dim=1)
+    found = gated_product(
+        x, weight.values, BLOCKS[0], scales=weight.scales, gain=gain, epsilon=EPSILON
+    )
+    assert relative_error(found, F.silu(left) * right) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rows_rounded_to_float8(rows: int) -> None:
+    """Bit for bit without an operation before; else it is float32's rounding that differs."""
+    x, norm = normal(rows, 96, dtype=HALF), RMSNorm(normal(96), 1e-5)
+    x[0, :7] *= 1e-4
+    found, expected = quantize(x), quantize_rows(x)
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+    for found, exact in (
+        (normalise_quantized(x, norm.gain, norm.epsilon), norm(x)),
+        (gate_quantized(x), silu_and_multiply(x.clone())),
+    ):
+        expected = quantize_rows(exact)
+        same = found.values.float() == expected.values.float()
+        assert same.float().mean() > 0.98
+        values = found.values.float() * found.scales[:, None]
+        assert relative_error(values, expected.values.float() * expected.scales[:, None]) < 0.01
+    zeros = quantize(torch.zeros(rows, 96))
+    assert not zeros.values.float().any()
 
 
 def test_a_layer_over_a_backend_that_stores_for_itself() -> None:

@@ -1,0 +1,181 @@
+"""Float8 matrices on a GPU: the products of the CPU's emulation, kernels, captured models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_shapes import Product, ProductMethod, WeightsOfProduct
+from llm.config import PipelineConfig
+from llm.kernels.blocks import Blocks
+from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.layers.decoder import silu_and_multiply
+from llm.layers.linear import Float8Linear
+from llm.layers.weight import LinearWeight, quantize_rows
+from llm.runner.model_runner import ModelRunner
+from tests.llm.llama_checkpoints import batch, float8_checkpoint, random_ids, row, write_llama
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+        reason="needs a CUDA device of compute capability 9.0",
+    ),
+]
+
+CPU, CUDA, HALF = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
+COUNTS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200, 300)
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "vocab_size": 200,
+    "head_dim": 64,
+    "initializer_range": 0.06,
+}
+PROMPT = 12
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.cpu().double(), expected.cpu().double()
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def test_rows_are_rounded_as_on_a_cpu() -> None:
+    """Bit for bit, also where values are below the normal numbers."""
+    x = normal(300, 3072).to(HALF)
+    x[:, ::3] *= 1e-4
+    found, expected = quantize(x.to(CUDA)), quantize_rows(x)
+    assert torch.equal(found.values.cpu().view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scales.cpu(), expected.scales)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 600])
+def test_rounding_after_a_norm_and_a_gate(rows: int) -> None:
+    x, gain = normal(rows, 3072).to(CUDA, HALF), normal(3072, seed=1).to(CUDA, HALF)
+    wide = x.float()
+    normed = (wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + 1.0) * gain).to(HALF)
+    gated = silu_and_multiply(x.clone())
+    for found, exact in (
+        (normalise_quantized(x, gain, 1.0), normed),
+        (gate_quantized(x), gated),
+    ):
+        expected = quantize_rows(exact)
+        for part in (found, expected):
+            assert relative_error(part.values.float() * part.scales[:, None], exact) < 0.04
+        assert (found.values.float() == expected.values.float()).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(
+    ("num_out", "num_in"), [(3072, 8192), (5120, 3072), (64, 48), (70, 8192), (130, 264)]
+)
+def test_products_are_those_of_the_emulation(num_out: int, num_in: int, invariant: bool) -> None:
+    weight, x = LinearWeight(normal(num_out, num_in)), normal(COUNTS[-1], num_in, seed=1).to(HALF)
+    layer = Float8Linear(weight, HALF, CUDA, is_invariant=invariant)
+    assert layer.uses_blas == (not invariant and num_out % 16 == num_in % 16 == 0)
+    whole = layer(x.to(CUDA))
+    expected = Float8Linear(weight, torch.float32, CPU)(x)
+    assert relative_error(whole, expected) < 0.003
+    for count in COUNTS:
+        part = layer(x[:count].to(CUDA))
+        assert relative_error(part, expected[:count]) < 0.003
+        if not layer.uses_blas:
+            assert torch.equal(part, whole[:count]), count
+
+
+ITEMS = [
+    Product("llama-3b", "qkv", 5120, 3072, is_normed=True, is_float8=True),
+    Product("llama-3b", "down", 3072, 8192, is_added=True, is_float8=True),
+    Product("llama-3b", "gate-up", 8192, 3072, parts=2, is_normed=True, is_float8=True),
+    Product("odd", "down", 48, 1040, is_added=True, is_float8=True),
+]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: f"{item.model} {item.name}")
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("programs", [0, 264])
+def test_kernels_of_few_rows(item: Product, rows: int, programs: int) -> None:
+    weights = WeightsOfProduct(item, rows, 1)
+    assert weights.error(ProductMethod(Blocks(4, 1024, 8, programs))) < 0.01
+
+
+def logits(folder: Path, rows: int, device: str = "cuda", **values: Any) -> Tensor:
+    """Return [forwards, rows, V]: a prompt of each row, then two more tokens."""
+    model = {
+        "model_path": str(folder),
+        "device_specs": [device],
+        "kv_cache": {"kv_cache_page_size": 16, "num_pages": 64, **values.pop("kv_cache", {})},
+        "quantization_encoding": values.pop("encoding", "float8_e4m3fn"),
+        "batch_invariant": values.pop("batch_invariant", False),
+    }
+    runner = ModelRunner(PipelineConfig(model=model, **values))
+    runner.initialize()
+    assert runner.loaded_model.encoding.float8 == (model["quantization_encoding"] != "float32")
+    ids = [random_ids(PROMPT + 2, SHAPE["vocab_size"], seed=n) for n in range(rows)]
+    found = []
+    for start, end in ((0, PROMPT), (PROMPT, PROMPT + 1), (PROMPT + 1, PROMPT + 2)):
+        step = [row(ids[n][start:end], [n + 1], start, request_id=f"r{n}") for n in range(rows)]
+        found.append(runner.forward(runner.prepare(batch(*step))).next_token_logits.clone())
+    return torch.stack(found).cpu()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["llama", "llama with biases"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bias = request.param
+    return write_llama(
+        tmp_path_factory.mktemp("models") / "model", attention_bias=bias, mlp_bias=bias, **SHAPE
+    )
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"use_vendor_blas": "true"},
+    {"use_experimental_kernels": "true"},
+    {"batch_invariant": True},
+    {"kv_cache": {"kv_cache_format": "float8_e4m3fn"}},
+]
+
+
+def assert_no_worse(found: Tensor, emulated: Tensor, exact: Tensor) -> None:
+    """Two ways to compute round some numbers to another number of float8, so that they differ by
+    nearly as much as both do from float32.
+    """
+    assert relative_error(found, exact) < 1.3 * relative_error(emulated, exact)
+    assert relative_error(found, emulated) < 1.3 * relative_error(emulated, exact)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 11])
+def test_a_model_gives_the_logits_of_the_emulation(folder: Path, rows: int) -> None:
+    exact = logits(folder, rows, "cpu", encoding="float32")
+    for switches in SWITCHES:
+        emulated = logits(folder, rows, "cpu", kv_cache=switches.get("kv_cache", {}))
+        assert_no_worse(logits(folder, rows, **dict(switches)), emulated, exact)
+    plain = logits(folder, rows, use_experimental_kernels="true")
+    for level in ("1", "2"):
+        values = {"use_experimental_kernels": "true", "pdl_level": level}
+        assert torch.equal(logits(folder, rows, **values), plain)
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler
+def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = logits(folder, 3, use_legacy_module=False)
+    assert "torch.compile failed" not in caplog.text
+    exact = logits(folder, 3, "cpu", encoding="float32")
+    assert_no_worse(found, logits(folder, 3, "cpu"), exact)
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor", "block"])
+def test_a_float8_checkpoint_is_float8_by_default(tmp_path: Path, strategy: str) -> None:
+    source = write_llama(tmp_path / "source", **SHAPE)
+    stored = float8_checkpoint(source, tmp_path / "float8", strategy)
+    exact = logits(source, 3, "cpu", encoding="float32")
+    emulated = logits(stored, 3, "cpu", encoding=None)
+    assert_no_worse(logits(stored, 3, encoding=None), emulated, exact)
