@@ -8,7 +8,8 @@
     cancel      time until the pages of a cancelled request are free
     memory      memory of the process without weights and KV pages
     prefill     peak memory of the largest prefill as a share of the plan
-    peers       transformers on the same shapes; on a CPU in float32, compared with this engine
+    peers       transformers and, where it is installed, vLLM on the same shapes; on a CPU in
+                float32, compared with this engine
 
 Configuration flags go to the engine. A run may be cut off (--limit-s): then the tokens until then
 count.
@@ -80,6 +81,7 @@ class Sizes:
     crowds: tuple[int, ...] = (64,)  # sizes of the peer's continuous batches, on a GPU
     crowd_tokens: int = 200  # tokens in and out
     repeat: int = 3
+    vllm_python: Path | None = None  # interpreter that has vLLM; None: this one, if it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +313,15 @@ def used_bytes(device: torch.device) -> int:
 def compare(
     shape: Shape, device: torch.device, sizes: Sizes, values: dict[str, Any]
 ) -> Iterator[Figure]:
-    """Measure transformers, and on a CPU this engine with the same job."""
+    """Measure transformers and vLLM, and on a CPU this engine with the same job."""
     vocab_size = int(shape.values["vocab_size"])
     (job,) = decode_jobs(1, vocab_size, sizes.prompt_len, sizes.num_tokens)
     tokens = sizes.crowd_tokens
     crowds = [decode_jobs(count, vocab_size, tokens, tokens) for count in sizes.crowds]
-    ways = peers.PeerMethods(job, sizes.caches, crowds, sizes.repeat)
+    mixed = []
+    if device.type == "cuda":  # on a CPU they would take hours
+        mixed = throughput_jobs(sizes.requests, vocab_size, sizes.lengths)
+    ways = peers.PeerMethods(job, sizes.caches, crowds, sizes.repeat, mixed, sizes.vllm_python)
     return peers.compare(shape, device, ways, values)
 
 
@@ -368,6 +373,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--caches", nargs="*", choices=peers.CACHES, default=sizes.caches)
     options.add_argument("--crowds", type=int, nargs="*", help="of the peer (64 on a GPU)")
     options.add_argument("--crowd-tokens", type=int, default=sizes.crowd_tokens, help="in and out")
+    options.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     options.usage = "%(prog)s [options] [any flag of the configuration, as tts.serve takes it]"
     add_config_flags(options, AudioGenerationConfig)
     return options
@@ -388,6 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         crowds=crowds if args.crowds is None else tuple(args.crowds),
         crowd_tokens=args.crowd_tokens,
         repeat=args.repeat,
+        vllm_python=args.vllm_python,
     )
     values = AudioGenerationConfig.merged(
         {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)

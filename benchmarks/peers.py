@@ -1,25 +1,40 @@
-"""transformers on the same shape, device and tokens, for comparison.
+"""transformers and vLLM on the same shape, device and tokens, for comparison.
 
 `generate` at batch 1 with its dynamic cache, with its static cache and compilation; and
 `generate_batch`, its continuous batching over a paged cache. In bfloat16 on a GPU, in float32 on a
 CPU. There this engine runs the same job in the same process and on as many threads, in each format,
 alone and in a batch; each rate is divided by the best of transformers for one sequence.
+
+vLLM needs an environment of its own and runs as a process of it (`vllm_peer`), where it is
+installed or where an interpreter is named: one sequence, the same batches, and on a GPU the
+requests of the part throughput.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.engine_load import Job, decode_jobs, release_memory, run, running
+from benchmarks.engine_load import (
+    MAX_LENGTH,
+    Job,
+    decode_jobs,
+    release_memory,
+    run,
+    running,
+)
 from benchmarks.report import Figure
 from benchmarks.shapes import Shape
 from tts.config.pipeline import AudioGenerationConfig
@@ -32,6 +47,7 @@ CACHES = ("dynamic", "static")
 BLOCK_SIZE = 256  # tokens; transformers' own default
 CPU_ENCODINGS = ("float32", "bfloat16", "int8")
 CPU_ROWS = (1, 8)  # sequences of this engine at once
+VLLM_S = 1800.0  # longest run of vLLM: it compiles for minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +140,10 @@ def together(model: PreTrainedModel, jobs: Sequence[Job]) -> Rate:
 def compare(
     shape: Shape, device: torch.device, ways: PeerMethods, values: Mapping[str, Any]
 ) -> Iterator[Figure]:
-    """Compare transformers, without methods that fail, and on a CPU this engine with the
+    """Compare transformers and vLLM, without methods that fail, and on a CPU this engine with the
     configuration `values`.
     """
+    yield from vllm_figures(shape, device, ways)
     best = 0.0
     for name, found in measure(shape, device, ways):
         if isinstance(found, str):
@@ -136,6 +153,84 @@ def compare(
         best = max(best, found.tokens_per_s) if found.is_alone else best
     if device.type == "cpu":
         yield from _ours(shape, ways, values, best)
+
+
+def vllm_figures(shape: Shape, device: torch.device, ways: PeerMethods) -> Iterator[Figure]:
+    """Measure vLLM in a process of its own, if an interpreter has it."""
+    program = ways.vllm_python or (sys.executable if find_spec("vllm") else None)
+    if program is None:
+        print(f"{shape.name}: vLLM is not installed here; see --vllm-python", file=sys.stderr)
+        return
+    loads: dict[str, Sequence[Job]] = {"one sequence": [ways.job]}
+    loads |= {f"{len(jobs)} requests": jobs for jobs in ways.crowds}
+    if ways.mixed:
+        loads[f"{len(ways.mixed)} requests of mixed lengths"] = ways.mixed
+    try:
+        found = run_vllm(str(program), shape, device, loads, ways.repeat)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        print(f"{shape.name}: vLLM: {error}", file=sys.stderr)
+        return
+    for name, rates in found["rates"].items():
+        if isinstance(rates, str):
+            print(f"{shape.name}: vLLM, {name}: {rates}", file=sys.stderr)
+            continue
+        yield Figure(
+            f"{shape.name}: vLLM, {name}", tuple(rates), "tokens/s", note=_note(found, loads[name])
+        )
+
+
+def _note(found: Mapping[str, Any], jobs: Sequence[Job]) -> str:
+    lengths = (
+        {len(job.prompt_ids) for job in jobs},
+        {job.num_tokens for job in jobs},
+    )
+    texts = [
+        f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}" for sizes in lengths
+    ]
+    return f"vLLM {found['version']}, prefill included, {texts[0]} tokens in, {texts[1]} out"
+
+
+def run_vllm(
+    program: str,
+    shape: Shape,
+    device: torch.device,
+    loads: Mapping[str, Sequence[Job]],
+    repeat: int,
+) -> dict[str, Any]:
+    """Run the loads on vLLM, by this interpreter; return the rates of `vllm_peer`.
+
+    vLLM has its defaults, but for the prefix cache, which would spare the prompts of later runs.
+
+    The output of vLLM goes to standard error. Raises `RuntimeError` when it fails, and
+    `subprocess.TimeoutExpired`.
+    """
+    options: dict[str, Any] = {
+        "dtype": "bfloat16" if device.type == "cuda" else "float32",
+        "max_model_len": MAX_LENGTH,
+        "enable_prefix_caching": False,  # the runs repeat their prompts
+        "seed": 0,
+    }
+    if shape.checkpoint is None:
+        options["load_format"] = "dummy"
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        jobs = {
+            "model": str(shape.write(place / "model")),
+            "options": options,
+            "loads": [
+                {"name": name, "repeat": repeat, "requests": [asdict(job) for job in own]}
+                for name, own in loads.items()
+            ],
+        }
+        (place / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+        # Next to the script are modules with the names of Python's own, such as `trace`.
+        script = shutil.copy(Path(__file__).with_name("vllm_peer.py"), place)
+        command = [program, str(script), str(place / "jobs.json"), str(place / "rates.json")]
+        done = subprocess.run(command, stdout=sys.stderr.fileno(), timeout=VLLM_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"it ended with status {done.returncode}")
+        found: dict[str, Any] = json.loads((place / "rates.json").read_text(encoding="utf-8"))
+        return found
 
 
 def _ours(
@@ -175,12 +270,18 @@ def _formats(
 
 @dataclass(frozen=True, slots=True)
 class PeerMethods:
-    """Measured methods: one job with each cache, and batches of jobs."""
+    """Measured methods: one job with each cache, and batches of jobs.
+
+    vLLM also runs the jobs of `mixed` lengths; `vllm_python` is an interpreter that has it (None:
+    this one, if it has).
+    """
 
     job: Job
     caches: Sequence[str]
     crowds: Sequence[Sequence[Job]]
     repeat: int
+    mixed: Sequence[Job] = ()
+    vllm_python: Path | None = None
 
     def jobs(self, vocab_size: int, count: int) -> list[Job]:
         """Return so many jobs of the job's length, each with its own prompt."""

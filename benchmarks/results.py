@@ -1,26 +1,111 @@
 """`python -m benchmarks.results FOLDER`: the JSON of benchmarks as one page, on standard output.
 
 Each file of the folder becomes a section, in the order of their names: command, machine, date and
-table. `> benchmarks/RESULTS.md` creates that page; no figures are typed by hand.
+table; no figures are typed by hand. For one kind of machine, all in one command:
+
+    python -m benchmarks.results FOLDER --run gpu --into benchmarks/RESULTS.md
+
+runs the benchmarks of that kind which have no file in the folder yet, one after the other, and
+replaces their sections of the page; the others stay. Only what has failed runs again next time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.report import HEADER, Figure, Machine, Report
 
 TITLE = """# Results
 
-Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed. The
-value of a row is the median of its runs, `range` their least and greatest; one run has no range.
+Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed;
+`--run gpu` or `--run cpu` runs those of a kind of machine, and `--into benchmarks/RESULTS.md`
+replaces their sections. The value of a row is the median of its runs, `range` their least and
+greatest; one run has no range.
 
 Shapes are published sizes with random weights (`benchmarks/shapes.py`; llasa-1b is Llama 1B with a
 vocabulary of 193,800). Served are, as a, Llasa 1B with XCodec2; as b, Orpheus 3B with SNAC."""
+
+QUICK = "--pdl-level 2 --use-experimental-kernels true"
+OVERLAP = f"--enable-overlap-scheduler {QUICK}"
+STEPS = "--step-s 6 --warm-up-s 6.4 --repeat 1 --clients 8"
+SERVED = f"{STEPS} -- {OVERLAP} --front-ends 4"
+EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
+KINDS: dict[str, dict[str, str]] = {
+    "gpu": {
+        "batch_invariance": "batch_invariance --requests 64 --tokens 48 "
+        f"{OVERLAP} --max-batch-size 64",
+        "decode_interference": "decode_interference --rows 64 --repeat 1 "
+        f"{QUICK} --max-batch-size 64 --max-length 4096",
+        "core": "core --shape llasa-1b --part decode gaps cancel memory prefill --tokens 256 "
+        f"--trace-s 0.5 {OVERLAP} --max-batch-size 256 --max-length 2048",
+        "core_256": "core --shape llama-1b qwen3-0.6b --part throughput --limit-s 12 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2048",
+        "core_decode": "core --shape llasa-1b orpheus-3b qwen3-0.6b --part decode --tokens 256 "
+        f"--repeat 3 {QUICK} --max-batch-size 8 --max-length 2048",
+        "core_gaps": "core --shape llasa-1b --part decode gaps --tokens 256 --repeat 2 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2048",
+        "peers": "core --shape llasa-1b --part decode throughput peers --tokens 128 --repeat 2 "
+        f"--crowds 64 256 {OVERLAP} --max-batch-size 256 --max-length 2304",
+        "prompts": f"prompts --shape llasa-1b --repeat 4 {QUICK}",
+        "sampling": "sampling",
+        "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
+        f"--closeness 0.25 {SERVED} {EARLY}",
+        "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
+        "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 320 "
+        f"--closeness 0.2 {SERVED} {EARLY}",
+        "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
+        "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
+        f"--most 128 {SERVED}",
+    },
+    "cpu": {
+        "cpu_cold_start": "cold_start",
+        "cpu_first_audio": "first_audio",
+        "cpu_front_end": "front_end",
+        "cpu_host": "host",
+        "cpu_idle": "idle",
+        "cpu_ipc_latency": "ipc_latency --repeat 200",
+        "cpu_memory": "memory",
+        "cpu_scheduler": "scheduler",
+        "cpu_speed": "speed",
+        "cpu_streams": "streams",
+    },
+}
+"""Arguments of each section's benchmark, by the kind of machine and the section's name."""
+
+
+def run_kind(kind: str, folder: Path) -> list[str]:
+    """Run the benchmarks of a kind that have no file in the folder; return those that failed.
+
+    A missed bar is no failure.
+    """
+    failed = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, command in KINDS[kind].items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            continue
+        module, *arguments = shlex.split(command)
+        print(f"{name}: python -m benchmarks.{command}", file=sys.stderr, flush=True)
+        program = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+        done = subprocess.run(program, stdout=subprocess.PIPE, check=False)
+        partial = path.with_suffix(".part")
+        partial.write_bytes(done.stdout)
+        try:
+            read(partial)
+        except ValueError:
+            print(f"{name} failed with status {done.returncode}", file=sys.stderr)
+            failed.append(name)
+            partial.unlink()
+        else:
+            partial.rename(path)
+    return failed
 
 
 def read(path: Path) -> Report:
@@ -60,25 +145,43 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def page(folder: Path) -> str:
-    """Return the whole page. Raises `ValueError` for a folder without reports."""
+def sections(folder: Path) -> dict[str, str]:
+    """Return the sections of a folder's reports by title. Raises `ValueError` without reports."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ValueError(f"{folder} has no *.json")
-    sections = ("\n".join(section(path.stem, read(path))) for path in paths)
-    return "\n\n".join((TITLE, *sections)) + "\n"
+    return {path.stem: "\n".join(section(path.stem, read(path))) for path in paths}
+
+
+def page(folder: Path) -> str:
+    """Return the whole page. Raises `ValueError` for a folder without reports."""
+    return "\n\n".join((TITLE, *sections(folder).values())) + "\n"
+
+
+def merged(text: str, found: Mapping[str, str]) -> str:
+    """Return a page with these sections in place of its own, new ones at the end."""
+    _, *old = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = {own.partition("\n")[0].removeprefix("## "): own.strip() for own in old}
+    return "\n\n".join((TITLE, *{**kept, **found}.values())) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The JSON of benchmarks as one page.")
     parser.add_argument("folder", type=Path, help="with the files, *.json")
+    parser.add_argument("--run", choices=KINDS, help="run the benchmarks of this machine first")
+    parser.add_argument("--into", type=Path, help="page whose sections are replaced")
     args = parser.parse_args(argv)
+    failed = run_kind(args.run, args.folder) if args.run else []
     try:
-        print(page(args.folder), end="")
+        if args.into is None:
+            print(page(args.folder), end="")
+        else:
+            before = args.into.read_text(encoding="utf-8") if args.into.exists() else ""
+            args.into.write_text(merged(before, sections(args.folder)), encoding="utf-8")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -156,9 +156,10 @@ class StubEngine:
     def wake(self) -> None:
         """Do nothing: it never sleeps for longer than a step."""
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout_s: float | None = None) -> bool:
         self._is_stopping = True
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def stats(self) -> EngineStats:
         figures = SequenceCounters().snapshot()

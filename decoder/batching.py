@@ -19,6 +19,7 @@ from decoder.base import (
     AudioDecoder,
     CodecSpec,
     DecodeRequest,
+    StreamingOptions,
     StreamState,
     TailSlot,
 )
@@ -63,6 +64,24 @@ def stream_turns(states: Sequence[StreamState]) -> list[int]:
     return turns
 
 
+def key_turns(
+    decoder: AudioDecoder, ready: Sequence[DecodeRequest], states: Sequence[StreamState]
+) -> list[int]:
+    """Return for each window how often the `batch_key` has changed in its stream before it.
+
+    Groups in the order of these turns hold the windows of every stream in the stream's order.
+    """
+    last: dict[int, tuple[int, Hashable]] = {}
+    turns = []
+    for item, state in zip(ready, states, strict=True):
+        key = decoder.batch_key(item.window)
+        turn, former = last.get(id(state), (0, key))
+        turn += key != former
+        last[id(state)] = turn, key
+        turns.append(turn)
+    return turns
+
+
 class DecodeResult(ABC):
     """Blocks of one or more streams that are being rendered or are finished."""
 
@@ -102,10 +121,12 @@ def render(decoder: AudioDecoder, ready: Sequence[DecodeRequest]) -> list[np.nda
 class Renderer:
     """One decoder, on a GPU with its own high-priority stream, in parallel with other work.
 
-    On a GPU the crossfade runs on the device, so that a stream must always use the same renderer.
+    On a GPU the crossfade runs on the device, so that a stream must always use the same renderer,
+    and memory for the results of streams of these `options` (None: the codec's recommended ones) is
+    allocated in advance.
     """
 
-    def __init__(self, decoder: AudioDecoder) -> None:
+    def __init__(self, decoder: AudioDecoder, options: StreamingOptions | None = None) -> None:
         self.decoder = decoder
         self._fade = crossfade_samples(decoder.spec, decoder.options)
         self._postprocessor: GpuPostprocessor | None = None
@@ -115,14 +136,11 @@ class Renderer:
 
             self._on_stream = own_stream(decoder.device, URGENT)
             with self._on_stream():
-                self._postprocessor = GpuPostprocessor(decoder, self._fade)
+                options = decoder.spec.recommended if options is None else options
+                self._postprocessor = GpuPostprocessor(decoder, self._fade, options)
 
     def launch(self, ready: Sequence[DecodeRequest]) -> DecodeResult:
-        """Start to render like `render`, possibly asynchronously. Raises the errors of `render`.
-
-        On a GPU the windows of one stream in a call must have one `batch_key`: they are blended in
-        the order of the calls.
-        """
+        """Start to render like `render`, possibly asynchronously. Raises the errors of `render`."""
         started_s, states = time.perf_counter(), [item.state for item in ready]
         if self._postprocessor is None:
             parts = list(_render_rows(self.decoder, ready, states))
@@ -160,10 +178,13 @@ def _render_rows(
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Iterate over rendered rows [B, S] and the indices of their windows.
 
-    The states change after all blocks have been rendered.
+    The windows of one stream come in their order, as a GPU blends them one after the other. The
+    states change after all blocks have been rendered.
     """
     if not decoder.spec.keeps_state:
-        for group in group_windows(decoder, ready):
+        has_distinct_streams = len(set(map(id, states))) == len(states)
+        turns = None if has_distinct_streams else key_turns(decoder, ready, states)
+        for group in group_windows(decoder, ready, turns):
             yield group, decoder.decode([ready[index].window for index in group])
         return
     kept = {id(state): state.kept for state in states}

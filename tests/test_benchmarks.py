@@ -83,7 +83,7 @@ from tts.voices.types import Voice
 ROOT = Path(__file__).parent.parent
 CODE_POINTS = 127 / speech_judges.PEAK  # of a clip whose peak is the last character
 NOT_COMMANDS = {"__init__", "stub_engine", "report", "speech_judges", "word_errors"}
-NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace"}
+NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace", "vllm_peer"}
 NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
 NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
 NOT_COMMANDS |= {"hard_texts"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,6 +184,93 @@ def test_the_peers_and_this_engine_are_measured() -> None:
         rates, ratio = figures[f"toy: {case}"], figures[f"toy: {case}, of transformers"]
         assert len(rates.values) == SMALL.repeat
         assert ratio.value == pytest.approx(max(rates.values) / best)
+
+
+VLLM = '''
+"""What the benchmark uses of vLLM, as documented: its lengths, and no model."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+__version__ = "0.24.0"
+CALLS = Path(__file__).with_name("calls.json")
+print("INFO: output that is no result")
+
+
+class SamplingParams:
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+        assert ignore_eos and not detokenize
+        self.temperature, self.max_tokens = temperature, max_tokens
+
+
+class LLM:
+    def __init__(self, model, *, skip_tokenizer_init, **options):
+        assert skip_tokenizer_init
+        assert (Path(model) / "config.json").exists()
+        self.calls = [options]
+
+    def generate(self, prompts, sampling_params, *, use_tqdm):
+        assert not use_tqdm
+        pairs = list(zip(prompts, sampling_params, strict=True))
+        self.calls.append([[p["prompt_token_ids"], s.max_tokens, s.temperature] for p, s in pairs])
+        CALLS.write_text(json.dumps(self.calls))
+        if len(prompts) == 3:
+            raise RuntimeError("no room")
+        made = [SimpleNamespace(token_ids=[0] * s.max_tokens) for _, s in pairs]
+        return [SimpleNamespace(outputs=[one]) for one in made]
+'''
+
+
+def test_vllm_gets_the_same_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A module in its place records what it is asked for. A load that fails is reported."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (one,), three = decode_jobs(1, 512, 16, 24), decode_jobs(3, 512, 5, 5)
+    mixed = throughput_jobs(4, 512, (3, 9))
+    ways = peers.PeerMethods(one, (), (three,), 2, mixed, Path(sys.executable))
+    figures = list(peers.vllm_figures(TOY, torch.device("cuda"), ways))
+    assert [(figure.name, len(figure.values)) for figure in figures] == [
+        ("toy: vLLM, one sequence", 2),
+        ("toy: vLLM, 4 requests of mixed lengths", 2),
+    ]
+    assert figures[0].note == "vLLM 0.24.0, prefill included, 16 tokens in, 24 out"
+    assert re.search(r"\d to \d tokens in, \d to \d out", figures[1].note)
+    options, *calls = json.loads((tmp_path / "calls.json").read_text())
+    assert options == {
+        "dtype": "bfloat16",
+        "max_model_len": 2304,
+        "enable_prefix_caching": False,
+        "seed": 0,
+        "load_format": "dummy",
+    }
+    asked = [
+        [[list(job.prompt_ids), job.num_tokens, job.temperature] for job in jobs]
+        for jobs in ([one], [one], [one], three, mixed, mixed, mixed)
+    ]
+    assert calls == asked
+    printed = capfd.readouterr()
+    assert "toy: vLLM, 3 requests: RuntimeError: no room" in printed.err
+    assert "no result" not in printed.out
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (None, "toy: vLLM is not installed here"),
+        (Path("/no/such/python"), "toy: vLLM: .*No such file"),
+        (Path(sys.executable), "toy: vLLM: it ended with status 1"),
+    ],
+)
+def test_without_vllm_the_reason_is_printed(
+    capfd: pytest.CaptureFixture[str], program: Path | None, reason: str
+) -> None:
+    ways = peers.PeerMethods(decode_jobs(1, 512, 4, 4)[0], (), (), 1, (), program)
+    assert list(peers.vllm_figures(TOY, torch.device("cpu"), ways)) == []
+    assert re.search(reason, capfd.readouterr().err)
 
 
 def test_a_checkpoint_is_measured_with_its_weights(

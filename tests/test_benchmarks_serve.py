@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -23,6 +25,7 @@ from decoder import create_decoder
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from tts.families.base import Checkpoint
 from tts.families.registry import find_family
+from tts.serve import build_parser
 
 PLAN = Plan(rate=50.0, seconds=4.0, seed=3, low_s=1.0, high_s=2.0, code_rate=50.0, multiple=7)
 SETUP = serve.Setup(
@@ -248,6 +251,44 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
     assert f"`python -m benchmarks.toy`, 2026-01-02, on {report.machine}." in text
     assert "| first \\| sound | 2 ms | 1 - 3 | <= 1.5 | MISSED | alone |" in text
     assert "| y | 43,310 tokens/s |  | >= 30,000 | reached |  |" in text
+
+
+def test_one_command_measures_a_kind_of_machine_and_replaces_its_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only commands that failed run again; other sections stay."""
+    page, folder = tmp_path / "PAGE.md", tmp_path / "runs"
+    page.write_text("# Old\n\nIntro.\n\n## kept\n\nBy hand.\n\n## path\n\nOld.\n")
+    monkeypatch.setitem(results.KINDS, "toy", {"path": "path", "wrong": "path --no-such-flag"})
+    command = [str(folder), "--run", "toy", "--into", str(page)]
+    assert results.main(command) == 1
+    assert "wrong failed with status 2" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["path.json"]
+    text = page.read_text()
+    assert text.startswith(results.TITLE + "\n\n## kept\n\nBy hand.\n\n## path\n\n`python -m")
+    assert "Old." not in text
+    first = (folder / "path.json").read_bytes()
+    monkeypatch.setitem(results.KINDS, "toy", {"path": "no_such_module", "right": "path"})
+    assert results.main(command) == 0
+    assert (folder / "path.json").read_bytes() == first
+    assert page.read_text().startswith(text.rstrip() + "\n\n## right\n\n`python -m")
+
+
+@pytest.mark.parametrize("kind", results.KINDS)
+def test_the_commands_of_a_kind_of_machine_exist(kind: str) -> None:
+    for command in results.KINDS[kind].values():
+        own, _, of_server = command.partition(" -- ")
+        module, *arguments = shlex.split(own)
+        found = import_module(f"benchmarks.{module}")
+        assert callable(found.main)
+        if hasattr(found, "parser"):
+            found.parser().parse_args(arguments)
+        build_parser().parse_args(shlex.split(of_server))
+
+
+def test_the_page_says_how_it_is_written() -> None:
+    text = (Path(results.__file__).parent / "RESULTS.md").read_text(encoding="utf-8")
+    assert text.startswith(results.TITLE)
 
 
 def test_other_files_than_reports_are_refused(

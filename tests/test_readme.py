@@ -45,6 +45,7 @@ OTHER_PROGRAMS = (
     "benchmarks/planted.py",
     "benchmarks/reading.py",
     "benchmarks/replicas.py",
+    "benchmarks/results.py",
     "benchmarks/decode_interference.py",
     "benchmarks/skipped.py",
     "benchmarks/understood.py",

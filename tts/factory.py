@@ -194,8 +194,10 @@ def create_engine_client(
         set_product_threads(min(num_cores, MAX_CPU_THREADS))
     family = find_family(checkpoint, config.family)
     decoder = _decoder(config, family) if family else None
+    streaming = None
     if decoder:  # before the language model takes the rest of a GPU's memory
-        decoder = with_graphs(decoder, streaming_options(config, decoder.spec.recommended))
+        streaming = streaming_options(config, decoder.spec.recommended)
+        decoder = with_graphs(decoder, streaming)
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     # Speech is played while it is generated, so its tokens should arrive one by one.
     config = with_text_encoding(config) if family is None else config.planning_ahead()
@@ -211,6 +213,7 @@ def create_engine_client(
         decoder,
         vocabulary,
         limits,
+        streaming=streaming,
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
         linear_layers=config.running_plan.linear_layers if config.running_plan else (),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from decoder.base import AudioDecoder, StreamingOptions
 
 MIN_BYTES = 4096
 PIECES = 2  # pieces of pinned memory of a size: for one running call and the next one
@@ -52,7 +55,7 @@ class PinnedPool:
         self._free: dict[int, list[Tensor]] = {}
 
     def fill(self, most: int) -> None:
-        """Allocate memory for results of up to `num_bytes`, because allocating takes time."""
+        """Allocate memory for results of up to `most` bytes, because allocating takes time."""
         size = MIN_BYTES
         while size <= _rounded(most):
             self._free[size] = [_pinned(size) for _ in range(PIECES)]
@@ -68,6 +71,17 @@ class PinnedPool:
     def give_back(self, memory: Tensor) -> None:
         """Return memory of `take` to the pool."""
         self._free[len(memory)].append(memory)
+
+
+def result_bytes(decoder: AudioDecoder, fade: int, options: StreamingOptions) -> int:
+    """Return the bytes of the largest call's float32 samples, of streams of these options.
+
+    0 without chunk sizes: a stream's only block has any length.
+    """
+    if options.chunk_sizes is None:
+        return 0
+    num_samples = math.ceil(max(options.chunk_sizes) * decoder.spec.samples_per_code) + fade
+    return decoder.options.max_batch * num_samples * 4
 
 
 def _rounded(num_bytes: int) -> int:

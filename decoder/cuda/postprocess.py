@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoder.base import AudioDecoder, DecodeRequest, TailSlot
-from decoder.cuda.host_memory import PinnedPool, Staging
+from decoder.base import AudioDecoder, DecodeRequest, StreamingOptions, TailSlot
+from decoder.cuda.host_memory import PinnedPool, Staging, result_bytes
 from decoder.kernels.finish import NUMBERS, finish, keep_tails
 from decoder.streaming import tail_size
 
@@ -36,10 +36,10 @@ class PostprocessedRows(NamedTuple):
 class GpuPostprocessor:
     """Postprocessing of one decoder on one stream of the device."""
 
-    def __init__(self, decoder: AudioDecoder, fade: int) -> None:
+    def __init__(self, decoder: AudioDecoder, fade: int, options: StreamingOptions) -> None:
         self._device, self._spec, self._fade = decoder.device, decoder.spec, fade
         self._pool = PinnedPool()
-        self._pool.fill(recommended_bytes(decoder, fade))
+        self._pool.fill(result_bytes(decoder, fade, options))
         self._tails = torch.zeros((FIRST_SLOTS, max(fade, 1)), device=decoder.device)
         self._free = list(range(FIRST_SLOTS))
         rows = decoder.options.max_batch
@@ -103,10 +103,3 @@ class GpuPostprocessor:
         self._tails = torch.cat((self._tails, torch.zeros_like(self._tails)))
         self._free += range(count, 2 * count)
         return self._free
-
-
-def recommended_bytes(decoder: AudioDecoder, fade: int) -> int:
-    """Return the bytes of the largest call's float32 samples with the recommended options."""
-    longest = max(decoder.spec.recommended.chunk_sizes or (0,))
-    num_samples = int(longest * decoder.spec.samples_per_code) + fade
-    return decoder.options.max_batch * num_samples * 4

@@ -72,6 +72,23 @@ class CapturedShape:
         return self.num_singles - num_singles if self.num_prompts else 0
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLoad:
+    """Sizes of the largest forward, and of the model, from which its scratch is estimated."""
+
+    num_rows: int
+    num_tokens: int  # of all rows
+    context_len: int  # longest context of a row
+    expected_len: int  # usual context of a row
+    num_layers: int  # with keys and values
+    num_kv_heads: int
+    num_groups: int  # query heads of a KV head
+    head_dim: int
+    itemsize: int  # bytes of a query's value
+    kv_itemsize: int  # bytes of a stored key's or value's
+    windows: tuple[int | None, ...] = ()  # of the layers
+
+
 class PlanMemory(NamedTuple):
     """Inputs of a captured plan's forwards, in memory that the caller sends to the device."""
 

@@ -13,8 +13,9 @@ first one to itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from llm.attention.base import (
     AttentionBackend,
+    AttentionLoad,
     AttentionOptions,
     CapturedShape,
     PlanMemory,
@@ -32,6 +34,7 @@ from llm.kv_cache.kv_pool import KVPool
 from llm.memory.transfer import to_device
 
 GATHERED_BYTES = 256 * 2**20  # of keys and values at once; a single row may need more
+MASKED_PAIRS = 2**22  # pairs of a query and a key at once; a single query may need more
 MAX_CAPTURED_TOKENS = 2**14  # size of the pool
 
 
@@ -74,15 +77,25 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
     def plan(self, batch: ForwardBatch) -> GatheredPlan:
         """See `AttentionBackend.plan`."""
         parts = []
-        most = max(1, self._gathered_tokens // max(batch.context_lens, default=1))
-        for first, last in _runs(batch.query_lens, most):
+        longest = max(batch.context_lens, default=1)
+        for first, last in _runs(batch.query_lens, partial(self._most_rows, longest)):
             num_tokens, ends = batch.query_lens[first], batch.context_lens[first:last]
             # Not `batch.positions`, which are those of rotary embeddings and may be shifted.
             positions = np.array(ends)[:, None] - np.arange(num_tokens, 0, -1)
-            table = self._page_table(batch, range(first, last))
-            numbers = (to_device(torch.from_numpy(n), self.pool.device) for n in (table, positions))
-            parts.append(Part(*numbers))
+            table = to_device(
+                torch.from_numpy(self._page_table(batch, range(first, last))), self.pool.device
+            )
+            # Several rows have all of their queries in one part.
+            size = num_tokens if last - first > 1 else max(1, MASKED_PAIRS // longest)
+            for start in range(0, num_tokens, size):
+                own = np.ascontiguousarray(positions[:, start : start + size])
+                parts.append(Part(table, to_device(torch.from_numpy(own), self.pool.device)))
         return GatheredPlan(batch.slot_mapping, tuple(parts))
+
+    def _most_rows(self, longest: int, num_tokens: int) -> int:
+        """Return the number of rows of a part, with so many queries and at most `longest` keys."""
+        pairs = MASKED_PAIRS // (longest * num_tokens)
+        return max(1, min(self._gathered_tokens // longest, pairs))
 
     def capture_plan(
         self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
@@ -195,12 +208,24 @@ class GatheredBackend(AttentionBackend[GatheredPlan]):
         return keys, values
 
 
-def _runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Iterate over [first, last) of runs of equal lengths, of at most `most` each."""
+def scratch_bytes(load: AttentionLoad) -> int:
+    """Return the largest scratch of an eager forward: keys and values, their distances from the
+    queries, and masks.
+    """
+    row_bytes = 2 * load.num_kv_heads * load.head_dim * load.itemsize
+    gathered = max(GATHERED_BYTES, load.context_len * row_bytes)
+    if load.kv_itemsize != load.itemsize:
+        gathered += gathered * load.kv_itemsize // load.itemsize
+    pairs = max(MASKED_PAIRS, GATHERED_BYTES // row_bytes, load.context_len)
+    return gathered + pairs * (8 + 1 + load.itemsize * (1 + load.num_groups))
+
+
+def _runs(lengths: Sequence[int], most_rows: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Iterate over [first, last) of runs of equal lengths, of at most `most_rows(length)` each."""
     first = 0
     for index, length in enumerate(lengths):
         is_last = index + 1 == len(lengths) or lengths[index + 1] != length
-        if is_last or index + 1 - first == most:
+        if is_last or index + 1 - first == most_rows(length):
             yield first, index + 1
             first = index + 1
 

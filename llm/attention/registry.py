@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from llm.attention.base import AttentionBackend, AttentionOptions
+import torch
+
+from llm.attention import gathered, sdpa
+from llm.attention.base import AttentionBackend, AttentionLoad, AttentionOptions
+from llm.attention.workspaces import workspace_bytes
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
@@ -44,6 +49,23 @@ def create_attention_backend(
         raise ConfigError(f"the attention backend {name} cannot be loaded: {error}") from error
     backend: AttentionBackend[Any] = getattr(found, attribute)(pool, options)
     return backend
+
+
+def attention_bytes(name: str, device: torch.device, load: AttentionLoad) -> int:
+    """Return the bytes of the backend of `create_attention_backend`, without the KV pool.
+
+    Those of torch's own attention are an estimate.
+    """
+    if name == AUTO:
+        name = "sdpa" if device.type == "cpu" or not load.num_layers else _gpu_backend()
+    if name == "flashinfer":
+        return workspace_bytes(load.windows)
+    estimates = {"sdpa": sdpa.scratch_bytes, "gathered": gathered.scratch_bytes}
+    return estimates[name](load) if name in estimates else 0
+
+
+def _gpu_backend() -> str:
+    return "flashinfer" if find_spec("flashinfer") else "gathered"
 
 
 def _best_backend(pool: KVPool, options: AttentionOptions) -> AttentionBackend[Any]:

@@ -17,7 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm.attention.base import AttentionBackend, AttentionOptions, attend_contiguous
+from llm.attention.base import (
+    AttentionBackend,
+    AttentionLoad,
+    AttentionOptions,
+    attend_contiguous,
+)
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import TAIL_SLOTS, KVPool
 
@@ -276,6 +281,18 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             self._mask_line = line.to(self.pool.device, dtype)  # float8 has no −inf
         offset = self._mask_reach - context
         return self._mask_line[offset : offset + num_keys]
+
+
+def scratch_bytes(load: AttentionLoad) -> int:
+    """Return the bytes of copied contexts and of masks, with contexts of the expected length.
+
+    Every row is copied: pages are not contiguous where a prefix is shared, or once the pool has
+    been in use for a while.
+    """
+    token_bytes = 2 * load.num_layers * load.num_kv_heads * load.head_dim * load.kv_itemsize
+    copied = load.num_rows * _round_up(load.expected_len + TILE, COPY_STEP) * token_bytes
+    masks = load.num_tokens * _round_up(load.expected_len, TILE) * load.itemsize
+    return copied + masks
 
 
 def _aligned(query: Tensor) -> Tensor:

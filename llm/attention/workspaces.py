@@ -17,12 +17,8 @@ USES = 4  # number of uses: extending and decoding, eager and captured
 NUM_STAGINGS = 8  # plans that may be in transfer to the device
 
 
-def workspace_bytes(name: str, device: torch.device, windows: Sequence[int | None]) -> int:
-    """Return the workspace size of the backend that `create_attention_backend` creates, without its
-    plans.
-    """
-    if device.type != "cuda" or name not in ("auto", "flashinfer"):
-        return 0
+def workspace_bytes(windows: Sequence[int | None]) -> int:
+    """Return the size of FlashInfer's workspaces, without its plans."""
     num_windows = len(set(windows)) or 1
     return FLOAT_WORKSPACE_BYTES + USES * num_windows * INT_WORKSPACE_BYTES
 

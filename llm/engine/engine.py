@@ -197,8 +197,12 @@ class Engine:
             self._is_accepting = False
             return self._condition.wait_for(self._is_drained, timeout_s)
 
-    def shutdown(self) -> None:
-        """Cancel all requests, deliver their last chunks and end the loop. Idempotent."""
+    def shutdown(self, timeout_s: float | None = None) -> bool:
+        """Cancel all requests, deliver their last chunks and end the loop. Idempotent.
+
+        Returns False when the loop has not ended within the timeout (None: no limit); it still
+        ends when its current step returns.
+        """
         with self._condition:
             self._is_accepting, self._is_stopping = False, True
             self._condition.notify_all()
@@ -206,7 +210,9 @@ class Engine:
         if thread is None:
             self._stop()
         elif thread is not threading.current_thread():
-            thread.join()
+            thread.join(timeout_s)
+            return not thread.is_alive()
+        return True
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the statistics; can be called while a step runs."""

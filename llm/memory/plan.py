@@ -90,8 +90,8 @@ class MemoryPlan:
         if self.num_pages < MIN_PAGES:
             raise CapacityError(
                 f"no room for a KV cache of at least {MIN_PAGES} pages; {self.describe()}; "
-                "use a smaller model, a narrower weight encoding or a higher "
-                "device_memory_utilization"
+                "use a smaller model, a narrower weight encoding, a lower max_batch_size or a "
+                "higher device_memory_utilization"
             )
         if self.total_bytes > self.available_bytes:
             raise CapacityError(

@@ -100,7 +100,7 @@ class CsmModel(LlamaModel):
         positions = read_frames(huggingface_config).num_codebooks * depth.head_dim
         cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
         products = 2 * depth.num_heads * positions * 4
-        return own + rows * (cached + products) + sampler_bytes(depth.vocab_size, rows)
+        return own + rows * (cached + products) + sampler_bytes(depth.vocab_size, rows, 1)
 
     def load_weights(self) -> None:
         """See `PipelineModel`. Tables and heads are checked before any weight is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
@@ -23,6 +24,8 @@ from llm.pipeline.registry import create_rank
 
 logger = logging.getLogger(__name__)
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: signal that a process gets when its parent has ended
+
 
 def follow(pipeline: TextGenerationPipelineInterface, steps: SimpleQueue[Step | None]) -> None:
     """Run rank 0's steps on another rank, up to the last."""
@@ -36,6 +39,7 @@ def main() -> None:
     """Run one rank until rank 0 ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first
+    _continue_after_parent()
     launch: RankLaunch = pickle.load(sys.stdin.buffer)
     steps: SimpleQueue[Step | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(steps, launch.meeting), daemon=True).start()
@@ -45,8 +49,20 @@ def main() -> None:
         _run(launch, steps)
     except BaseException:
         logger.exception("this rank has failed")
+        # Its collectives also fail when rank 0 was killed, maybe before `_receive` notices that.
+        shutil.rmtree(launch.meeting.parent, ignore_errors=True)
         os._exit(1)  # the interpreter's own end would wait for the thread that reads
     os._exit(0)
+
+
+def _continue_after_parent() -> None:
+    """Have the kernel continue this process when rank 0 ends, in case it is stopped then: it could
+    not notice the end, and would keep its memory.
+
+    Only Linux has this. The signal does nothing to a process that runs.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def _run(launch: RankLaunch, steps: SimpleQueue[Step | None]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from llm.attention.workspaces import workspace_bytes
+from llm.attention.base import AttentionLoad
+from llm.attention.registry import attention_bytes
 from llm.batch import ScheduledRow
 from llm.config import ModelConfig, PipelineConfig
 from llm.kv_cache.state_pool import StatePart, state_bytes
@@ -49,6 +50,7 @@ class MemoryPlanning:
     model_config: ModelConfig
     huggingface_config: HuggingFaceConfig
     num_hidden_layers: int
+    num_attention_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
@@ -98,10 +100,27 @@ class MemoryPlanning:
         own = self._model_class.estimate_activation_memory(
             self.server_config.with_batch_size(rows), self.huggingface_config
         )
+        return own + self.attention_bytes(rows)
+
+    def attention_bytes(self, rows: int) -> int:
+        """Return the part of it that the attention backend takes."""
         if not self._model_class.uses_kv_pool:
-            return own
-        windows = self._model_class.attention_windows(self.huggingface_config)
-        return own + workspace_bytes(self.model_config.attention_backend, self.device, windows)
+            return 0
+        layout = self.page_layout
+        load = AttentionLoad(
+            num_rows=rows,
+            num_tokens=self.server_config.max_batch_input_tokens,
+            context_len=self.context_len,
+            expected_len=min(EXPECTED_TOKENS, self.context_len),
+            num_layers=layout.num_layers,
+            num_kv_heads=layout.num_kv_heads,
+            num_groups=self.num_attention_heads // self.num_kv_heads,
+            head_dim=layout.head_dim,
+            itemsize=self.dtype.itemsize,
+            kv_itemsize=layout.bytes_per_value,
+            windows=self._model_class.attention_windows(self.huggingface_config),
+        )
+        return attention_bytes(self.model_config.attention_backend, self.device, load)
 
     def graph_bytes(self, rows: int) -> int:
         """Return the bytes of captured forwards of up to so many rows; 0 when nothing is
@@ -124,8 +143,14 @@ class MemoryPlanning:
         )
 
     def sampling_bytes(self, rows: int) -> int:
-        """Return the bytes of a device sampler's state for so many requests with penalties."""
-        return sampler_bytes(self.vocab_size, rows) if self.samples_on_device else 0
+        """Return the bytes of a device sampler's state for so many requests."""
+        if not self.samples_on_device:
+            return 0
+        return sampler_bytes(self.vocab_size, rows, self.num_histories(rows))
+
+    def num_histories(self, rows: int) -> int:
+        """Return how many requests with penalties a device sampler keeps the tokens of."""
+        return rows if self.server_config.sampling.enable_penalties else 1
 
     @property
     def recurrent_state(self) -> tuple[StatePart, ...]:

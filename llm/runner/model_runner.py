@@ -308,7 +308,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Sample in one program on the device from now on."""
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
         if decoder is None:
-            sampler = DeviceSampler(self.vocab_size, self.device, rows)
+            sampler = DeviceSampler(self.vocab_size, self.device, rows, self.num_histories(rows))
             self.token_sampler = BufferedSampler(sampler)
         else:
             self.token_sampler = DeviceFrameSampler(decoder, self.device, rows)

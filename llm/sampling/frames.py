@@ -24,7 +24,7 @@ from llm.memory.transfer import to_device
 from llm.request import FrameShape, SamplingParams, Token
 from llm.sampling.logits import SamplingGroup, TokenMask, candidates
 from llm.sampling.rng import uniforms
-from llm.sampling.sampler import Sampler, SamplingPlan, TokenSampler, has_penalties
+from llm.sampling.sampler import PlanT, Sampler, SamplingPlan, TokenSampler, has_penalties
 
 MAX_KNOWN = 4096  # requests whose parameters of single codes are kept
 
@@ -53,24 +53,28 @@ class FramePlan:
     codes: tuple[SamplingPlan, ...]
 
 
-class FrameSampler(TokenSampler[FramePlan]):
-    """Sampler of frames, with a plan for each step."""
+class FrameRules(TokenSampler[PlanT]):
+    """Requests that a model of frames runs: those in which no code depends on earlier frames."""
 
     may_need_tokens = False
-
-    def __init__(self, decoder: FrameDecoder, device: torch.device) -> None:
-        self.shape = decoder.shape
-        self._decoder = decoder
-        self._device = device
-        self._sampler = Sampler(self.shape.codebook_size, device)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
         check_sampling(sampling)
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
-        """See `TokenSampler`: no code depends on earlier frames."""
+        """See `TokenSampler`."""
         return False
+
+
+class FrameSampler(FrameRules[FramePlan]):
+    """Sampler of frames, with a plan for each step."""
+
+    def __init__(self, decoder: FrameDecoder, device: torch.device) -> None:
+        self.shape = decoder.shape
+        self._decoder = decoder
+        self._device = device
+        self._sampler = Sampler(self.shape.codebook_size, device)
 
     def prepare(
         self,

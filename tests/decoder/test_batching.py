@@ -96,6 +96,24 @@ def test_like_shapes_share_a_call_of_bounded_size() -> None:
     assert decoder.calls == [[(4, 0, 0, 0)] * 3, [(5, 0, 0, 0)] * 2, [(4, 0, 0, 0)]]
 
 
+def test_windows_of_a_stream_are_rendered_in_its_order() -> None:
+    """A GPU blends them in the order of the calls, in which other streams' windows take part."""
+    decoder, first, second = CountingDecoder(max_batch=2), StreamState(), StreamState()
+    mixed, even = windows(14, (4, 5, 4, 1), buffer=0), windows(12, (4,), buffer=0)
+    ready = [DecodeRequest(window, first) for window in mixed]
+    ready += [DecodeRequest(window, second) for window in even]
+    four, five, one = (shape_of(count) for count in (4, 5, 1))
+    render(decoder, ready)
+    assert decoder.calls == [[four] * 2, [four] * 2, [five], [four], [one]]
+    decoder.calls.clear()
+    render(decoder, [replace(item, state=StreamState()) for item in ready])
+    assert decoder.calls == [[four] * 2, [five], [one], [four] * 2, [four]]
+
+
+def shape_of(count: int) -> tuple[int, int, int, int]:
+    return (count, 0, 0, 0)
+
+
 lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 

@@ -19,6 +19,7 @@ from decoder import (
     AudioDecoder,
     DecodeRequest,
     Renderer,
+    StreamingOptions,
     StreamState,
     create_decoder,
     render,
@@ -162,6 +163,20 @@ def test_nothing_is_compiled_or_pinned_for_the_usual_calls(graphs: CapturedDecod
     assert (compiled_kernels(), {size: len(free) for size, free in pool.items()}) == before
 
 
+def test_memory_is_pinned_for_the_chunks_of_the_server(decoder: AudioDecoder) -> None:
+    recommended = decoder.spec.recommended
+    assert recommended.chunk_sizes is not None
+    larger = replace(recommended, chunk_sizes=(4 * max(recommended.chunk_sizes),))
+
+    def pinned(options: StreamingOptions | None) -> int:
+        postprocessor = Renderer(decoder, options)._postprocessor
+        assert postprocessor is not None
+        return max(postprocessor._pool._free)
+
+    assert pinned(larger) >= 2 * pinned(None)
+    assert pinned(None) == pinned(recommended)
+
+
 def compiled_kernels() -> int:
     from decoder.kernels import finish
 
@@ -171,13 +186,13 @@ def compiled_kernels() -> int:
 
 
 def test_two_blocks_of_a_stream_in_one_call(fading: AudioDecoder) -> None:
-    """The second is blended with the first one's tail, which is of the same call."""
-    if not isinstance(fading, PaddedNetwork) or not fading.fade:
-        pytest.skip("no fade, or no padding")
-    blocks = [block for (block,) in streams_of(fading, 1)][1:4]
+    """Each is blended with the tail of the one before, which is of the same launch."""
+    if not crossfade_samples(fading.spec, fading.options):
+        pytest.skip("no fade")
+    blocks = [block for (block,) in streams_of(fading, 1)][:4]
     host, device = StreamState(), StreamState()
-    expected = render(fading, with_states(blocks, [host] * 3))
-    got = Renderer(fading).launch(with_states(blocks, [device] * 3)).samples()
+    expected = render(fading, with_states(blocks, [host] * len(blocks)))
+    got = Renderer(fading).launch(with_states(blocks, [device] * len(blocks))).samples()
     for want, found in zip(expected, got, strict=True):
         np.testing.assert_array_equal(found, want)
     assert isinstance(device.tail, TailSlot)

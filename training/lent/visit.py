@@ -76,11 +76,12 @@ class Processes:
         if failed:
             raise VisitError("\n".join(map(self.end_of, failed)))
 
-    def stop(self) -> None:
-        """End all that still run."""
-        for process in self._started.values():
+    def stop(self, kind: str = "") -> None:
+        """End all whose names begin with `kind` and that still run; how they ended is no matter."""
+        ended = [self._started.pop(name) for name in [*self._started] if name.startswith(kind)]
+        for process in ended:
             process.terminate()
-        for process in self._started.values():
+        for process in ended:
             process.wait()
 
     def end_of(self, name: str) -> str:
@@ -128,6 +129,8 @@ class Visit:
             self.processes.wait("lm")
         except VisitError as error:  # the decoder continues
             print(f"without a language model: {error}", flush=True)
+            for kind in ("tokenise", "lm"):  # they wait for files that do not come
+                self.processes.stop(kind)
         if self.args.voices_minutes:
             self._start_voices()
         self.processes.wait()

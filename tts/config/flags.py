@@ -150,6 +150,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "idle_timeout_s",
             "slow_reader_timeout_s",
             "step_timeout_s",
+            "load_timeout_s",
             "max_restarts",
             "unload_after_s",
             "drain_delay_s",

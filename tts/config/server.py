@@ -78,6 +78,11 @@ class ServerConfig(StrictModel):
         gt=0,
         description="longest step; a slower engine is restarted",
     )
+    load_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="longest start of a restarted process; a slower one is restarted again",
+    )
     max_concurrent_requests: int = Field(default=32, gt=0, description="calls running at once")
     max_queued_requests: int = Field(default=16, ge=0, description="calls waiting to run")
     max_streams_per_client: int = Field(default=64, gt=0, description="open calls of one client")

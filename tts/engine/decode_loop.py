@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol, TypeAlias
 
-from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer
+from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
 from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
 from tts.engine.queue import Wakeups
 from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
@@ -79,7 +79,8 @@ class InFlightBatch:
 class DecodeLoop:
     """Step hook of the engine that serves all of its speech and text streams.
 
-    Turns run on the engine's thread; streams are added and removed from any thread. `pacer` None
+    Turns run on the engine's thread; streams are added and removed from any thread. `streaming` are
+    the options of streams without their own (None: the codec's recommended ones). `pacer` None
     launches whenever a window is ready, which is the default for a decoder on a CPU.
     """
 
@@ -89,6 +90,7 @@ class DecodeLoop:
         decoder: AudioDecoder | None,
         profiler: RangeProfiler | None = None,
         *,
+        streaming: StreamingOptions | None = None,
         pacer: DecodePacer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,7 +98,7 @@ class DecodeLoop:
         self._profiler = profiler
         self._clock = clock
         self._decoder = decoder
-        self._renderer = Renderer(decoder) if decoder else None
+        self._renderer = Renderer(decoder, streaming) if decoder else None
         is_parallel = decoder is not None and decoder.device != "cpu"
         self._pacer = DecodePacer() if pacer is None and is_parallel else pacer
         self.poll_s = POLL_S if is_parallel else 0.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decoder import AudioDecoder, CodecSpec
+from decoder import AudioDecoder, CodecSpec, StreamingOptions
 from llm import EngineStoppedError, Request, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.decode_loop import DecodeLoop, RangeProfiler
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from llm import Engine, EngineStats
 
 logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 0.2  # between two looks whether the step hangs for which a shutdown waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class StreamLimits:
 class LocalEngineClient:
     """`EngineClient` of an engine in this process. Starts the engine; `close` stops it.
 
-    `decoder` and `code_map` are None for a text-only model.
+    `decoder` and `code_map` are None for a text-only model; `streaming` as in `DecodeLoop`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LocalEngineClient:
         code_map: CodeMap | None = None,
         limits: StreamLimits | None = None,
         *,
+        streaming: StreamingOptions | None = None,
         profiler: RangeProfiler | None = None,
         linear_layers: tuple[tuple[str, int], ...] = (),
     ) -> None:
@@ -78,7 +81,7 @@ class LocalEngineClient:
             codes_ahead = self._limits.codes_ahead * code_map.codes_per_token
             self._setup = SpeechSetup(decoder.spec, code_map, codes_ahead)
             self.codec = decoder.spec
-        self._decode_loop = DecodeLoop(engine, decoder, profiler)
+        self._decode_loop = DecodeLoop(engine, decoder, profiler, streaming=streaming)
         timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
@@ -181,8 +184,9 @@ class LocalEngineClient:
         if drain_s > 0:
             self._engine.drain(drain_s)
             self._decode_loop.wait_idle(max(0.0, deadline_s - time.monotonic()))
-        if not self._check_hang(self._engine.stats()):
-            self._engine.shutdown()
+        while not self._check_hang(self._engine.stats()):
+            if self._engine.shutdown(SHUTDOWN_S):
+                break
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, task: StreamTask, request: Request) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 
 from llm import ConfigError
@@ -39,6 +40,7 @@ class Endpoints:
     control: str
     response: str
     server_id: str = ""
+    base: str = ""
 
     @classmethod
     def of(cls, base: str, server_id: str = "") -> Endpoints:
@@ -51,7 +53,7 @@ class Endpoints:
             addresses = {n: f"tcp://{host}:{port + offset}" for offset, n in enumerate(NAMES)}
         else:
             addresses = {name: f"{base}-{name}" for name in NAMES}
-        return cls(**addresses, server_id=server_id)
+        return cls(**addresses, server_id=server_id, base=base)
 
     def __iter__(self) -> Iterator[str]:
         return (getattr(self, name) for name in NAMES)
@@ -149,6 +151,19 @@ def remove_leftovers(base: str) -> None:
         with suppress(OSError):
             descriptor = lock(_lock_path(base), SOCKETS)
             _unlock(base, descriptor)
+
+
+def remove_stale_replicas(base: str) -> None:
+    """Remove the socket files of other replicas, and of their admission, of a server with this base
+    that was killed with all of its processes. It may have had more of them than the next one has.
+    """
+    if not base.startswith("ipc://"):
+        return
+    own = Path(base.removeprefix("ipc://"))
+    for path in own.parent.glob(f"{escape(own.name)}-*{LOCK}"):
+        number = path.name.removeprefix(f"{own.name}-").removesuffix(LOCK)
+        if number.isdecimal():
+            remove_leftovers(f"{base}-{number}")
 
 
 def _unlock(base: str, descriptor: int) -> None:

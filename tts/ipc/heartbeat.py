@@ -26,6 +26,10 @@ class Heartbeat:
         """Seconds since the last heartbeat; 0 before the first."""
         return time.monotonic() - self._last_s if self._began.is_set() else 0.0
 
+    async def began(self) -> None:
+        """Wait for the first heartbeat."""
+        await self._began.wait()
+
     async def stopped(self) -> None:
         """Wait until the heartbeats stop for longer than the limit."""
         await self._began.wait()

@@ -5,7 +5,7 @@
                  it is a replica and another one has not ended too often
     unloaded     of an idle engine: start it when a front end reports that it is wanted
     drained      of one replica, by a signal to its process: start it again at once
-    heartbeats   stop: kill the process, then restart
+    heartbeats   stop, or do not begin after a restart: kill the process, then restart
     connections  fail after they have worked: kill and restart all front ends
     SIGTERM      front ends drain and exit, then the engine
 
@@ -31,7 +31,13 @@ from llm import ConfigError
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.ipc.endpoints import Endpoints, ServerEndpoints, replica_base, reserved
+from tts.ipc.endpoints import (
+    Endpoints,
+    ServerEndpoints,
+    remove_stale_replicas,
+    replica_base,
+    reserved,
+)
 from tts.ipc.heartbeat import Heartbeat
 from tts.leftovers import temporary_folder
 from tts.processes.child import (
@@ -181,7 +187,7 @@ class Worker:
             self.kill()
         heartbeat = Heartbeat(STALL_S)
         reading = asyncio.create_task(self._read(process, heartbeat))
-        watching = asyncio.create_task(self._watch(heartbeat))
+        watching = asyncio.create_task(self._watch(heartbeat, launch))
         status = await process.wait()
         watching.cancel()
         await reading
@@ -189,7 +195,14 @@ class Worker:
         self._on_end(process.pid)
         return status
 
-    async def _watch(self, heartbeat: Heartbeat) -> None:
+    async def _watch(self, heartbeat: Heartbeat, launch: Launch) -> None:
+        """Kill a process that hangs. The first start has no limit: nothing is served before it."""
+        limit_s = launch.config.server.load_timeout_s
+        try:
+            await asyncio.wait_for(heartbeat.began(), limit_s if launch.is_restart else None)
+        except TimeoutError:
+            self.restart(f"is not ready after {limit_s:g} s (load_timeout_s)")
+            return
         await heartbeat.stopped()
         self.restart("sends no heartbeats")
 
@@ -366,6 +379,7 @@ def _reserved_endpoints(config: ServeConfig, files: ExitStack) -> ServerEndpoint
     Raises ConfigError when a base is in use.
     """
     base, count = config.model.zmq_endpoint_base, config.num_replicas
+    remove_stale_replicas(base)
     model = tuple(files.enter_context(reserved(replica_base(base, n))) for n in range(count))
     text = admission = None
     if config.text is not None:

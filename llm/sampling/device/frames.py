@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
-from llm.request import SamplingParams, Token
+from llm.request import Token
 from llm.sampling.device.records import RECORD, RECORD_WORDS
 from llm.sampling.device.sampler import DevicePlan, DeviceSampler
 from llm.sampling.frames import (
     FrameDecoder,
-    check_sampling,
+    FrameRules,
     decode_frames,
     for_first_codes,
     for_later_codes,
 )
 from llm.sampling.logits import TokenMask
-from llm.sampling.sampler import CapturedSampling, TokenSampler
+from llm.sampling.sampler import CapturedSampling
 
 
 class DeviceFramePlan(NamedTuple):
@@ -39,10 +39,8 @@ class DeviceFramePlan(NamedTuple):
     later: DevicePlan
 
 
-class DeviceFrameSampler(TokenSampler[DeviceFramePlan]):
+class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
     """Sampler of up to `max_rows` frames, over fixed memory."""
-
-    may_need_tokens = False
 
     def __init__(self, decoder: FrameDecoder, device: torch.device, max_rows: int) -> None:
         self._count, size = decoder.shape.num_codebooks, decoder.shape.codebook_size
@@ -66,14 +64,6 @@ class DeviceFrameSampler(TokenSampler[DeviceFramePlan]):
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self._program = program
         self.captured = CapturedSampling(program, 2 * RECORD_WORDS)
-
-    def admit(self, sampling: SamplingParams) -> None:
-        """See `TokenSampler`."""
-        check_sampling(sampling)
-
-    def needs_tokens(self, sampling: SamplingParams) -> bool:
-        """See `TokenSampler`."""
-        return False
 
     def prepare(
         self,

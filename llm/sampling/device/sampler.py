@@ -259,10 +259,12 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         self._sampler.release(request_id)
 
 
-def sampler_bytes(vocab_size: int, max_rows: int) -> int:
-    """Return the device memory of a sampler with its defaults, and of its buffers."""
-    history = 2 * vocab_size + 4 * MAX_WINDOW
-    return max_rows * (history + 4 * RECORD_WORDS + vocab_size // 8 + SCRATCH_BYTES)
+def sampler_bytes(vocab_size: int, max_rows: int, num_histories: int | None = None) -> int:
+    """Return the device memory of a `DeviceSampler`, and of its buffers."""
+    histories = (max_rows if num_histories is None else num_histories) * (
+        2 * vocab_size + 4 * MAX_WINDOW
+    )
+    return histories + max_rows * (4 * RECORD_WORDS + vocab_size // 8 + SCRATCH_BYTES)
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:

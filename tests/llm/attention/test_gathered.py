@@ -179,6 +179,20 @@ def test_much_is_gathered_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> 
         assert error(found, expected(parts)) < MAX_ERROR
 
 
+def test_long_prompts_are_masked_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many pairs of a query and a key at once, except for a single query."""
+    parts: Step = [(Row(20, (4, 2), [2 * n + 1, 2 * n + 2], n), 0, 20) for n in range(3)]
+    parts.append((Row(5, (4, 2), [7], 3), 0, 5))
+    pool = KVPool(1, 12, 16, 2, HEAD_DIM)
+    for limit, pieces in ((2 * 400, 3), (399, 7), (7 * 20, 10), (1, 65)):
+        monkeypatch.setattr("llm.attention.gathered.MASKED_PAIRS", limit)
+        planned = PlannedAttention.create(
+            forward_batch(16, parts), GatheredBackend(pool, options())
+        )
+        assert len(planned.plan.parts) == pieces
+        assert error(planned.attend(0, *fed(parts)), expected(parts)) < MAX_ERROR
+
+
 def test_a_large_pool_is_not_captured() -> None:
     """Every forward would gather contexts of the greatest length."""
     sizes = {MAX_CAPTURED_TOKENS // 16: True, MAX_CAPTURED_TOKENS // 16 + 1: False}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from llm.attention.base import AttentionLoad
+from llm.attention.gathered import GATHERED_BYTES, MASKED_PAIRS
 from llm.attention.page_lists import PageLists, RowLists
+from llm.attention.registry import attention_bytes
 from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, workspace_bytes
 from tests.llm.attention.attention_rows import Row, forward_batch
 
@@ -40,11 +45,37 @@ def test_rows_that_pad_have_one_token_in_page_0(num_rows: int) -> None:
     assert listed(padding.all_rows) == expected
 
 
-def test_scratch_of_kernels_is_known_beforehand() -> None:
-    """On a GPU, for each window of the layers; torch allocates by itself."""
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert workspace_bytes("auto", cpu, ()) == workspace_bytes("gathered", cuda, ()) == 0
-    one = workspace_bytes("auto", cuda, ())
-    assert one == workspace_bytes("flashinfer", cuda, (None, None)) > FLOAT_WORKSPACE_BYTES
-    two = workspace_bytes("auto", cuda, (None, 7, None, 7))
+LOAD = AttentionLoad(
+    num_rows=8,
+    num_tokens=100,
+    context_len=100_000,
+    expected_len=1000,
+    num_layers=3,
+    num_kv_heads=2,
+    num_groups=4,
+    head_dim=16,
+    itemsize=2,
+    kv_itemsize=1,
+)
+
+
+def test_workspaces_of_kernels_are_known_beforehand() -> None:
+    """On a GPU, for each window of the layers."""
+    one = attention_bytes("flashinfer", torch.device("cuda"), LOAD)
+    assert one == workspace_bytes((None, None)) > FLOAT_WORKSPACE_BYTES
+    two = attention_bytes(
+        "flashinfer", torch.device("cuda"), replace(LOAD, windows=(None, 7, None, 7))
+    )
     assert two - FLOAT_WORKSPACE_BYTES == 2 * (one - FLOAT_WORKSPACE_BYTES)
+
+
+def test_scratch_of_torch_s_attention_is_planned() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    copies, masks = 8 * 1280 * 3 * (2 * 2 * 16), 100 * 1024 * 2
+    assert attention_bytes("auto", cpu, LOAD) == copies + masks
+    assert attention_bytes("auto", cuda, replace(LOAD, num_layers=0)) == masks
+    gathered = GATHERED_BYTES + GATHERED_BYTES // 2  # as stored, and as computed
+    pairs = max(MASKED_PAIRS, GATHERED_BYTES // (2 * 2 * 16 * 2))
+    assert attention_bytes("gathered", cuda, LOAD) == gathered + pairs * (9 + 2 * 5)
+    longer = attention_bytes("gathered", cuda, replace(LOAD, context_len=10**7))
+    assert longer == 10**7 * (2 * 2 * 16 * 3 + 9 + 2 * 5)

@@ -12,11 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CsmForConditionalGeneration
 
-from llm.engine.engine import Engine, assemble_engine, create_engine
+from llm.engine.engine import Engine, create_engine
 from llm.errors import CheckpointError, ConfigError, RequestError
-from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.overlap import OverlapTextGenerationPipeline
-from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import (
@@ -33,8 +30,8 @@ from tests.llm.csm_checkpoints import (
 from tests.llm.engine.running import running
 from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
 from tests.llm.lora.adapters import merge, write_adapter
-from tests.llm.runner.host_graphs import use_graphs
-from tests.llm.runner.late_stream import LateStream
+from tests.llm.models import engine_kinds
+from tests.llm.models.engine_kinds import captured, tokens_of
 
 NUM_FRAMES = 10
 MIXED: tuple[Token, ...] = (1, 5, (3, 2, 1, 0), (0, 0, 0, 0), 7, (18, 0, 18, 4), 9)
@@ -73,10 +70,6 @@ def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> It
     return engine.submit(Request(name, tuple(prompt), sampling))
 
 
-def frames_of(chunks: Iterator[TokenChunk]) -> Frames:
-    return [token for chunk in chunks for token in chunk.token_ids]
-
-
 def compared(folder: Path, model: CsmForConditionalGeneration) -> float:
     """Return the largest difference of the logits of a frame's codes from those of transformers."""
     runner, frame = ModelRunner(pipeline_config(folder)), (4, 18, 0, 7)
@@ -108,36 +101,14 @@ def test_greedy_frames_alone_and_streamed(engine: Engine, expected: list[Frames]
         assert chunks[-1].prompt_tokens == len(prompt)
 
 
-def overlapping(folder: Path) -> Engine:
-    config = pipeline_config(folder, max_batch_size=8, max_num_steps=1)
-    return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
-
-
-def captured(folder: Path, *, samples: bool, overlaps: bool) -> Engine:
-    """Return an engine that replays forwards, and with `samples` also samples inside of them."""
-    config = pipeline_config(folder, max_batch_size=8, max_batch_input_tokens=48)
-    pipeline: TextGenerationPipelineInterface = TextGenerationPipeline(config)
-    if overlaps:
-        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
-    if samples:
-        pipeline.runner.sample_on_device()
-    use_graphs(pipeline.runner)
-    return assemble_engine(pipeline, config)
-
-
 ENGINES: dict[str, Callable[[Path], Engine]] = {
-    "one step at a time": lambda f: create_engine(pipeline_config(f, max_batch_size=8)),
+    **engine_kinds.ENGINES,
     "prompts in chunks": lambda f: create_engine(
         pipeline_config(f, max_batch_size=3, max_batch_input_tokens=8)
     ),
-    "several steps a turn": lambda f: create_engine(pipeline_config(f, max_num_steps=4)),
     "few pages": lambda f: create_engine(
         pipeline_config(f, num_pages=12, page_size=4, max_length=40, kvcache_ce_watermark=1.0)
     ),
-    "ahead of the results": overlapping,
-    "replayed": lambda f: captured(f, samples=False, overlaps=False),
-    "replayed with sampling": lambda f: captured(f, samples=True, overlaps=False),
-    "replayed ahead": lambda f: captured(f, samples=True, overlaps=True),
 }
 
 
@@ -146,7 +117,7 @@ def test_greedy_frames_in_a_batch(folder: Path, expected: list[Frames], kind: st
     with running(ENGINES[kind](folder)) as engine:
         for turn in range(2):  # the second time from the prefix cache
             streams = [ask(engine, f"{turn}.{n}", prompt) for n, prompt in enumerate(PROMPTS)]
-            assert [frames_of(stream) for stream in streams] == expected
+            assert [tokens_of(stream) for stream in streams] == expected
         assert engine.drain(60)
         stats = engine.stats()
         assert stats.used_pages == 0
@@ -187,7 +158,7 @@ def test_a_seed_gives_the_same_frames_in_any_batch(
         for n, prompt in enumerate(PROMPTS)
     ]
     assert [told(list(stream)) for stream in streams] == alone
-    assert frames_of(ask(engine, "other", MIXED, seed=99, temperature=1.0)) != frames_of(
+    assert tokens_of(ask(engine, "other", MIXED, seed=99, temperature=1.0)) != tokens_of(
         ask(engine, "another", MIXED, seed=98, temperature=1.0)
     )
 
@@ -197,17 +168,17 @@ def test_the_sampler_of_a_gpu_uses_the_same_numbers(engine: Engine, replaying: E
     for place, prompt in enumerate(PROMPTS):
         values = {"seed": place, "temperature": 1.0, "allowed_ranges": ((0, 9), (12, 16))}
         found = [
-            frames_of(ask(made, f"s{place}", prompt, **values)) for made in (engine, replaying)
+            tokens_of(ask(made, f"s{place}", prompt, **values)) for made in (engine, replaying)
         ]
         assert found[0] == found[1]
 
 
 def test_every_code_is_drawn_by_the_request_s_settings(engine: Engine) -> None:
     values = {"temperature": 4.0, "allowed_ranges": ((2, 4), (7, 9)), "max_tokens": 40}
-    found = frames_of(ask(engine, "ranges", MIXED, **values))
+    found = tokens_of(ask(engine, "ranges", MIXED, **values))
     assert {code for frame in found if not isinstance(frame, int) for code in frame} == {2, 3, 7, 8}
-    greedy = frames_of(ask(engine, "greedy", MIXED))
-    assert frames_of(ask(engine, "one", MIXED, temperature=2.0, top_k=1)) == greedy
+    greedy = tokens_of(ask(engine, "greedy", MIXED))
+    assert tokens_of(ask(engine, "one", MIXED, temperature=2.0, top_k=1)) == greedy
 
 
 def test_log_probabilities_are_those_of_the_first_codes(engine: Engine, folder: Path) -> None:
@@ -229,7 +200,7 @@ def test_a_frame_of_zeros_ends_a_sequence(engine: Engine) -> None:
     frames = [token for chunk in chunks for token in chunk.token_ids]
     assert ENDED not in frames
     assert any(frame[0] == 0 for frame in frames if not isinstance(frame, int))
-    later = frames_of(ask(engine, "later", (1, 2), min_tokens=60, **values))
+    later = tokens_of(ask(engine, "later", (1, 2), min_tokens=60, **values))
     assert len(later) >= 60
     assert all(frame[0] == 1 for frame in later[:60] if not isinstance(frame, int))
 
@@ -250,8 +221,8 @@ def test_adapters_change_the_backbone(folder: Path, tmp_path: Path, expected: li
             engine.submit(Request(f"adapted{n}", prompt, GREEDY, lora="mine"))
             for n, prompt in enumerate(PROMPTS)
         ]
-        assert [frames_of(stream) for stream in plain] == expected
-        found = [frames_of(stream) for stream in adapted]
+        assert [tokens_of(stream) for stream in plain] == expected
+        found = [tokens_of(stream) for stream in adapted]
     assert found == [list(reference_frames(model, prompt, NUM_FRAMES)) for prompt in PROMPTS]
     assert found != expected
 
@@ -284,7 +255,7 @@ def test_a_cancelled_request_leaves_the_others_alone(
     first = next(doomed)
     assert first.finish_reason is None
     doomed.cancel()
-    assert [frames_of(stream) for stream in others] == expected
+    assert [tokens_of(stream) for stream in others] == expected
     assert list(doomed)[-1].finish_reason is FinishReason.CANCELLED
     assert engine.stats().used_pages == 0
 
@@ -389,7 +360,7 @@ def test_weights_are_those_that_the_configuration_names(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     edit_config(tmp_path, transformers_weights=index)
     with running(create_engine(pipeline_config(tmp_path))) as engine:
-        assert frames_of(ask(engine, "a", PROMPTS[0])) == expected[0]
+        assert tokens_of(ask(engine, "a", PROMPTS[0])) == expected[0]
     edit_config(tmp_path, transformers_weights="../other.safetensors")
     with pytest.raises(CheckpointError, match="there is no transformers_weights="):
         create_engine(pipeline_config(tmp_path))

@@ -14,14 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from llm.batch import ReturnLogits
-from llm.engine.engine import Engine, assemble_engine, create_engine
+from llm.engine.engine import Engine, create_engine
 from llm.errors import CheckpointError, ConfigError
 from llm.kv_cache.state_slots import FIRST_STATE, StatePages
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.lfm2 import Lfm2Model
-from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.pipeline.overlap import OverlapTextGenerationPipeline
-from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.engine.running import running
@@ -37,8 +34,8 @@ from tests.llm.llama_checkpoints import (
     row,
 )
 from tests.llm.lora.adapters import merge, write_adapter
-from tests.llm.runner.host_graphs import use_graphs
-from tests.llm.runner.late_stream import LateStream
+from tests.llm.models import engine_kinds
+from tests.llm.models.engine_kinds import tokens_of
 
 NUM_TOKENS = 20
 END = LFM2["eos_token_id"]  # counted, but not delivered
@@ -87,10 +84,6 @@ def ask(
     return engine.submit(
         Request(name, tuple(prompt), SamplingParams(**defaults | values), lora=lora)
     )
-
-
-def tokens_of(chunks: Iterator[TokenChunk]) -> list[Any]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 def with_states(runner: ModelRunner) -> ModelRunner:
@@ -144,38 +137,16 @@ def test_greedy_tokens_alone_and_streamed(engine: Engine, expected: list[list[in
         assert chunks[-1].finish_reason is FinishReason.LENGTH
 
 
-def overlapping(folder: Path) -> Engine:
-    config = pipeline_config(folder, max_batch_size=8, max_num_steps=1)
-    return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
-
-
-def captured(folder: Path, *, samples: bool, overlaps: bool) -> Engine:
-    """Return an engine that replays forwards, and with `samples` also samples inside of them."""
-    config = pipeline_config(folder, max_batch_size=8, max_batch_input_tokens=48)
-    pipeline: TextGenerationPipelineInterface = TextGenerationPipeline(config)
-    if overlaps:
-        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
-    if samples:
-        pipeline.runner.sample_on_device()
-    use_graphs(pipeline.runner)
-    return assemble_engine(pipeline, config)
-
-
 ENGINES: dict[str, Callable[[Path], Engine]] = {
-    "one step at a time": lambda f: create_engine(pipeline_config(f, max_batch_size=8)),
+    **engine_kinds.ENGINES,
     "prompts in chunks": lambda f: create_engine(
         pipeline_config(f, max_batch_size=3, max_batch_input_tokens=7)
     ),
-    "several steps a turn": lambda f: create_engine(pipeline_config(f, max_num_steps=4)),
     "few pages": lambda f: create_engine(
         pipeline_config(f, num_pages=25, page_size=4, max_length=64, kvcache_ce_watermark=1.0)
     ),
     "few states": lambda f: create_engine(pipeline_config(f, max_batch_size=2)),
     "compiled": lambda f: create_engine(pipeline_config(f, use_legacy_module=False)),
-    "ahead of the results": overlapping,
-    "replayed": lambda f: captured(f, samples=False, overlaps=False),
-    "replayed with sampling": lambda f: captured(f, samples=True, overlaps=False),
-    "replayed ahead": lambda f: captured(f, samples=True, overlaps=True),
 }
 
 

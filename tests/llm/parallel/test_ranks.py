@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ PROGRAM = """
 import pickle, sys, time
 from llm.pipeline.ranks import RankLeader
 leader = RankLeader(pickle.load(sys.stdin.buffer))
-print(leader.folder, flush=True)
+print(leader.folder, *leader.process_ids, flush=True)
 time.sleep(600)
 """
 
@@ -124,7 +125,9 @@ def test_a_rank_that_fails_says_why_and_has_status_1(folder: Path, tmp_path: Pat
     assert "this rank has failed" in log
 
 
-def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_processes_end_with_a_program_that_is_killed(folder: Path, is_stopped: bool) -> None:
+    """Also one that is stopped: it is continued, and ends."""
     config = pickle.dumps(split_config(folder, 2))
     program = [sys.executable, "-c", PROGRAM]
     pipe = subprocess.PIPE
@@ -133,7 +136,13 @@ def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:
         assert process.stdout is not None
         process.stdin.write(config)
         process.stdin.close()
-        place = process.stdout.readline().decode().strip()
+        place, rank = process.stdout.readline().decode().split()
         assert Path(place).is_dir()
+        if is_stopped:
+            os.kill(int(rank), signal.SIGSTOP)
         process.kill()
-    wait_for(lambda: not Path(place).exists())  # the last work of the other rank
+    try:
+        wait_for(lambda: not Path(place).exists())  # the last work of the other rank
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(rank), signal.SIGCONT)

@@ -1,8 +1,8 @@
 """Peak memory of the largest prefill, in addition to what is allocated before.
 
 It feeds as many tokens as a step may, in prompts of equal length, and samples a token for each. All
-of them write to the padding page, so that no sequence is affected. On the CPU such prompts are
-copied for attention, which the estimate does not include.
+of them write to the padding page, so that no sequence is affected. What the attention backend takes
+is not included: on the CPU such prompts are copied, by the first run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from llm.attention.workspaces import workspace_bytes
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.request import SamplingParams
 from llm.runner.graphs.rows import PADDING_PAGES
@@ -57,16 +56,15 @@ def largest_prefill(runner: ModelRunner, num_rows: int) -> Peak:
     each = min(tokens // num_rows, runner.context_len)
     step = _step(num_rows, each, runner.page_size)
     _run(runner, step)
-    measure = _peak_on_gpu if runner.device.type == "cuda" else _peak_on_cpu
+    measure = _peak_on_gpu if runner.device.type == "cuda" else peak_on_cpu
     taken = measure(lambda: _run(runner, step))
     return Peak(num_rows, step.num_tokens, taken, planned_bytes(runner))
 
 
 def planned_bytes(runner: ModelRunner) -> int:
     """Return the planned scratch of a step, without the attention backend's workspaces."""
-    windows = runner.loaded_model.attention_windows(runner.huggingface_config)
-    own = workspace_bytes(runner.model_config.attention_backend, runner.device, windows)
-    return runner.activation_bytes(runner.max_running_requests) - own
+    rows = runner.max_running_requests
+    return runner.activation_bytes(rows) - runner.attention_bytes(rows)
 
 
 def _step(num_rows: int, each: int, page_size: int) -> ScheduledBatch:
@@ -85,7 +83,8 @@ def _run(runner: ModelRunner, step: ScheduledBatch) -> None:
         runner.release(row.request_id)
 
 
-def _peak_on_cpu(work: Callable[[], object]) -> int:
+def peak_on_cpu(work: Callable[[], object]) -> int:
+    """Return the bytes that torch allocates on the CPU at most at once, in addition to before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of the profiler
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -121,6 +121,23 @@ def test_a_visit_whose_studios_fail_says_why(
     assert "FileNotFoundError" in (tmp_path / "out" / "logs" / f"{kind}0.log").read_text()
 
 
+def test_a_visit_whose_planner_fails_late_ends_without_a_language_model(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """There are plans, whose tokens are written while more are expected."""
+
+    def speak(started: visit.Visit) -> None:
+        started.processes.start("planner0", 0, "no_such_module", [])
+
+    monkeypatch.setattr(visit.Visit, "_speak", speak)
+    assert visit.main([*flags, "--voices-minutes=0", *REST]) == 0
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    assert "without a language model: --- planner0 failed" in printed
+    assert (out / "status").read_text() == "done\n"
+    assert (out / "codec" / "toy.safetensors").exists()
+    assert not (out / "lm" / "lm.safetensors").exists()
+
+
 def test_processes_run_in_parallel_and_all_are_waited_for(tmp_path: Path) -> None:
     processes = visit.Processes(tmp_path)
     processes.start("fine", 0, "this", [])

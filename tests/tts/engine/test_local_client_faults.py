@@ -172,9 +172,13 @@ class HangingDecoder(AudioDecoder):
         self.spec = inner.spec
         self._inner = inner
         self.released = threading.Event()
+        self.hangs = False
 
     def decode(self, windows: Sequence[DecodeWindow]) -> torch.Tensor:
-        assert self.released.wait(60)
+        self.hangs = True
+        is_released = self.released.wait(60)
+        self.hangs = False
+        assert is_released
         return self._inner.decode(windows)
 
 
@@ -206,6 +210,30 @@ def test_an_engine_whose_step_does_not_return_is_not_alive(
 
     run(scenario)
     assert caplog.text.count("(step_timeout_s=0.5): the engine hangs") == 1
+
+
+def test_closing_does_not_wait_for_a_step_that_begins_to_hang(
+    own_client: Callable[..., LocalEngineClient],
+) -> None:
+    """It began shortly before: the engine still counts as alive."""
+    made: list[HangingDecoder] = []
+
+    def wrap(decoder: AudioDecoder) -> AudioDecoder:
+        made.append(HangingDecoder(decoder))
+        return made[0]
+
+    client = own_client(wrap_decoder=wrap, limits=StreamLimits(step_timeout_s=1.0))
+
+    async def scenario() -> None:
+        stream = asyncio.create_task(listen(client, speech("a", exactly=8)))
+        while not made[0].hangs:
+            await asyncio.sleep(0.01)
+        await client.close()
+        assert made[0].hangs
+        made[0].released.set()
+        await stream
+
+    run(scenario)
 
 
 def test_closing_with_time_to_drain_finishes_streams(

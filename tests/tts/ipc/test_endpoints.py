@@ -10,7 +10,13 @@ import pytest
 
 from llm import ConfigError
 from tests.tts.ipc.remote_engine import new_tcp_base
-from tts.ipc.endpoints import Endpoints, remove_leftovers, reserved
+from tts.ipc.endpoints import (
+    Endpoints,
+    remove_leftovers,
+    remove_stale_replicas,
+    replica_base,
+    reserved,
+)
 
 
 def test_ipc_and_inproc_have_suffixes() -> None:
@@ -86,6 +92,23 @@ def test_leftovers_are_removed_but_not_from_under_another_server(tmp_path: Path)
         path.touch()
     remove_leftovers(base)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_a_dead_server_s_replicas_are_removed(tmp_path: Path) -> None:
+    """But not those of living servers, and nothing that no server has locked."""
+    base = f"ipc://{tmp_path / 'x'}"
+    for number in (1, 2, 3):
+        for path in Endpoints.of(replica_base(base, number)).paths:
+            path.touch()
+    kept = {"x-3-request", "x-3-cancel", "x-3-control", "x-3-response", "x-2-lock"}
+    kept |= {path.name for path in Endpoints.of(replica_base(base, 2)).paths}
+    for name in ("x-1-lock", "x-old-lock", "y-1-lock"):
+        (tmp_path / name).touch()
+    with reserved(replica_base(base, 2)):
+        remove_stale_replicas(base)
+        remove_stale_replicas("tcp://127.0.0.1:5555")
+        found = {path.name for path in tmp_path.iterdir()}
+    assert found == kept | {"x-old-lock", "y-1-lock"}
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.deadlines import HANG_S
@@ -128,17 +129,21 @@ def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-def test_no_process_outlives_the_supervisor(tiny_checkpoint: Path) -> None:
-    base = new_base()
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_process_outlives_the_supervisor(
+    tiny_checkpoint: Path, tmp_path: Path, count: int
+) -> None:
+    """And no file of theirs, wherever the endpoints are."""
 
     async def scenario() -> None:
-        async with serving_process(tiny_checkpoint, **{"zmq-endpoint-base": base}) as process:
-            await process.logged("listening on")
+        flags = {"zmq-endpoint-base": f"ipc://{tmp_path}/x", "replicas": count, "front-ends": count}
+        async with serving_process(tiny_checkpoint, **flags) as process:
+            await process.ready()
             pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
-            assert len(pids) == 2
+            assert len(pids) == 2 * count
             process.process.kill()
             await until(lambda: _have_ended(pids))
-        assert not Path(base.removeprefix("ipc://") + "-lock").exists()
+        assert list(tmp_path.iterdir()) == []
 
     run(scenario())
 

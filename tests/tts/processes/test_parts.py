@@ -13,7 +13,7 @@ import pytest
 from llm import ConfigError
 from tests.deadlines import HANG_S
 from tests.fakes import tiny_config
-from tests.tts.processes import ends_once_ready, many_voices
+from tests.tts.processes import ends_once_ready, hangs_when_restarted, many_voices
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
 from tts.factory import create_service
@@ -149,6 +149,23 @@ def test_a_replica_is_given_up_only_if_it_is_the_last(tiny_checkpoint: Path, is_
         await asyncio.wait_for(running, 60)
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_does_not_become_ready_again_is_killed(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first start takes longer than the limit, which is for restarts."""
+
+    async def scenario() -> None:
+        serve = config(tiny_checkpoint)
+        serve = replace(serve, server=ServerConfig(load_timeout_s=0.01))
+        launch = Launch(serve, "engine", Endpoints.of("ipc:///tmp/x", "x"))
+        worker = Worker(hangs_when_restarted.__name__, launch, 1, lambda _: None)
+        with pytest.raises(WorkerError, match="was ended by SIGKILL once too often"):
+            await asyncio.wait_for(worker.run(), HANG_S)
+
+    asyncio.run(scenario())
+    assert "engine is not ready after 0.01 s (load_timeout_s): killing it" in caplog.text
 
 
 def test_a_replica_that_starts_again_keeps_the_server(tiny_checkpoint: Path) -> None:

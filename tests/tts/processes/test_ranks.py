@@ -55,6 +55,7 @@ def test_a_killed_rank_ends_calls_as_unavailable_and_all_are_restarted(
                 assert not is_running(engine)
                 later, (engine,) = rank_of(process), processes_of(process, ENGINE)
                 assert later != rank
+                os.kill(later, signal.SIGSTOP)  # it is continued when the engine has ended
                 os.kill(engine, signal.SIGKILL)
                 process.process.terminate()  # before the engine is started again
 
