@@ -20,7 +20,6 @@ from decoder.base import (
     PrependPromptSpeechTokens,
     StreamingOptions,
     StreamState,
-    grown_look_ahead,
 )
 from decoder.batching import DecodeResult, Renderer, render
 from decoder.blending import blend_voices
@@ -116,7 +115,6 @@ __all__ = [
     "finalize_header",
     "finalize_wav_header",
     "gain_factor",
-    "grown_look_ahead",
     "nearest_rate",
     "read_prompt_audio",
     "register_decoder",

@@ -89,8 +89,9 @@ class StreamingOptions:
     `chunk_sizes` None means one block at the end; otherwise the last size repeats. `look_ahead` is
     the number of later codes that a block waits for and uses as right context; at the end of the
     stream there are none. `first_look_ahead` is that of the first block: a smaller value gives
-    earlier audio with less accurate last samples; None: like the others. It grows to `look_ahead`
-    (see `grown_look_ahead`), so that no block waits for the whole difference.
+    earlier audio with less accurate last samples; None: like the others. It grows to `look_ahead`,
+    by one block of the first size for each `growth` of them that precede, so that no block waits
+    for the whole difference.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -99,23 +100,20 @@ class StreamingOptions:
     prepend: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER
     look_ahead: int = 0
     first_look_ahead: int | None = None
+    growth: int = 3
 
     def look_ahead_of(self, block_index: int) -> int:
         """Return the number of later codes that a block waits for."""
+        sizes = self.chunk_sizes or (0,)
+        spoken = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
+        return self.look_ahead_after(spoken)
+
+    def look_ahead_after(self, spoken: int) -> int:
+        """Return the number of later codes that a block waits for which follows `spoken` codes."""
         first, sizes = self.first_look_ahead, self.chunk_sizes
         if first is None or sizes is None:
             return self.look_ahead
-        spoken = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
-        return grown_look_ahead(first, self.look_ahead, sizes[0], spoken)
-
-
-def grown_look_ahead(first: int, most: int, block: int, spoken: int) -> int:
-    """Return the look-ahead of a block that follows `spoken` codes.
-
-    The first block of the stream had `block` codes and the look-ahead `first`; the look-ahead grows
-    by one such block for each three that precede.
-    """
-    return min(most, first + spoken // (3 * block) * block)
+        return min(self.look_ahead, first + spoken // (self.growth * sizes[0]) * sizes[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,6 @@ from decoder.base import (
     DecodeWindow,
     PrependPromptSpeechTokens,
     StreamingOptions,
-    grown_look_ahead,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class DecoderStream:
             )
         carried = check_codes(carry or (), spec.codebook_size, "carried")
         self._spec = spec
-        self._options = options
+        self._options = replace(options, first_look_ahead=None) if carry else options
         self._prompt = check_codes(prompt_codes, spec.codebook_size, "voice prompt")
         self._token_offset, self._pitch = token_offset, pitch
         self._origin = sample_index(token_offset, spec.samples_per_code)
@@ -134,8 +134,6 @@ class DecoderStream:
         self._history_blocks = (CARRY_BLOCK,) * len(self.carry)
         self._num_codes = 0
         self._num_blocks = 0
-        first = options.first_look_ahead
-        self._first_look_ahead = options.look_ahead if first is None or carry else first
         self._waiting: list[int] = []  # codes of no block yet
         self._is_finished = False
         self._plan_next()
@@ -187,12 +185,12 @@ class DecoderStream:
 
     def _plan_next(self) -> None:
         """Set the size and the look-ahead of the next block; a single block has no size."""
-        sizes, most = self._options.chunk_sizes, self._options.look_ahead
+        sizes = self._options.chunk_sizes
+        self._look_ahead = self._options.look_ahead_after(self._num_codes)
         if sizes is None:
-            self._size, self._look_ahead, self._num_needed = 0, most, math.inf
+            self._size, self._num_needed = 0, math.inf
             return
         self._size = sizes[min(self._num_blocks, len(sizes) - 1)]
-        self._look_ahead = grown_look_ahead(self._first_look_ahead, most, sizes[0], self._num_codes)
         self._num_needed = self._size + self._look_ahead
 
     def _cut(self, size: int) -> DecodeWindow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -155,6 +156,8 @@ def test_the_look_ahead_grows_in_steps_after_the_first_block() -> None:
     assert [window.future_len for _, window in fired] == [
         options.look_ahead_of(n) for n in range(6)
     ]
+    faster = replace(options, growth=1)
+    assert [faster.look_ahead_of(n) for n in range(4)] == [1, 3, 5, 5]
 
 
 def test_codes_of_an_incomplete_frame_are_dropped() -> None:

@@ -26,7 +26,6 @@ from decoder import (
     DecodeWindow,
     MaskPolicy,
     StreamingOptions,
-    grown_look_ahead,
     render,
 )
 from decoder.codecs.embedded.decoder import EmbeddedDecoder, codec_spec
@@ -179,9 +178,10 @@ def cut(
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(blocks), len(sizes) - 1)]
         end = min(start + size, len(codes))
-        waits = look_ahead
-        if first_look_ahead is not None and sizes is not None:
-            waits = grown_look_ahead(first_look_ahead, look_ahead, sizes[0], start)
+        options = StreamingOptions(
+            sizes, 0, look_ahead=look_ahead, first_look_ahead=first_look_ahead
+        )
+        waits = options.look_ahead_after(start)
         future = tuple(codes[end : end + waits])
         blocks.append(Block(tuple(codes[start:end]), len(blocks), future))
         start = end

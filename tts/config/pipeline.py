@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -232,7 +233,8 @@ def streaming_options(
     def chosen(field: str) -> StreamingOptions:
         return own if field in config.model_fields_set else recommended
 
-    return StreamingOptions(
+    return replace(
+        recommended,
         chunk_sizes=chosen("chunk_size").chunk_sizes,
         buffer=chosen("buffer").buffer,
         masks=MaskPolicy(
@@ -240,8 +242,6 @@ def streaming_options(
             chosen("prepend_prompt_speech_tokens_causal").masks.prepend_prompt_speech_tokens_causal,
         ),
         prepend=chosen("prepend_prompt_speech_tokens").prepend,
-        look_ahead=recommended.look_ahead,
-        first_look_ahead=recommended.first_look_ahead,
     )
 
 

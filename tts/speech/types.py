@@ -132,7 +132,8 @@ class ChunkingOverrides:
         def chosen(given: T | None, default: T) -> T:
             return default if given is None else given
 
-        return StreamingOptions(
+        return replace(
+            defaults,
             chunk_sizes=chosen(self.chunk_sizes, defaults.chunk_sizes),
             buffer=chosen(self.buffer, defaults.buffer),
             masks=MaskPolicy(
@@ -143,8 +144,6 @@ class ChunkingOverrides:
                 ),
             ),
             prepend=chosen(self.prepend, defaults.prepend),
-            look_ahead=defaults.look_ahead,
-            first_look_ahead=defaults.first_look_ahead,
         )
 
 

@@ -45,7 +45,8 @@ from decoder.weights import read_tensors, tensor_names
 from decoder.window_inputs import stacked
 
 RANDOM_SEED = 0
-CHUNK_SIZES = (4, 8, 16, 32)  # a block is finished in time at twice real time
+CHUNK_SIZES = (3, 4, 8, 16, 32)  # a block is finished in time at 2.4 times real time
+FIRST_AHEAD = 0  # of the first block, which ends before the first sound of a sentence
 DECODER, VOICE_ENCODER = "decoder.", "voice_encoder."
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
@@ -79,7 +80,7 @@ class SourceFilterDecoder(AudioDecoder):
     Streams keep their state from block to block, and streams at any place share a call.
     """
 
-    supported_options = frozenset({"token_rate_hz", "max_batch", "pcm_format"})
+    supported_options = frozenset({"token_rate_hz", "max_batch", "pcm_format", "first_look_ahead"})
 
     def __init__(self, spec: CodecSpec, decoder: Decoder, source: CodecSource) -> None:
         self.spec = spec
@@ -251,6 +252,8 @@ def codec_spec(config: SpeechCodecConfig, source: CodecSource) -> CodecSpec:
             buffer=config.receptive_field,
             prepend=PrependPromptSpeechTokens.ROLLING,
             look_ahead=config.ahead,
+            first_look_ahead=FIRST_AHEAD,
+            growth=1,
         ),
     )
     return replace(finish_spec(spec, source), can_encode=has_voices(source), keeps_state=True)
