@@ -39,6 +39,8 @@ _PARTS = {
     "mimi": EncoderParts("MimiModel", "decoder"),
 }
 _ENCODERS = ("encoder.", "acoustic_encoder.")
+_DECODING = ("decoder", "upsample")
+"""Beginnings of Mimi's names that only decoding uses; an encoder alone lacks them."""
 
 
 def can_encode(source: CodecSource) -> bool:
@@ -97,7 +99,7 @@ class TransformersEncoder:
 
     def _load(self) -> None:
         name, folder = self._spec.name, _folder(self._source)
-        parts = _PARTS[name]
+        parts = _PARTS[self._source.name]
         if find_spec("transformers") is None:
             raise EncoderUnavailableError(
                 f"encoding recordings with codec '{name}' needs the transformers package: "
@@ -105,12 +107,9 @@ class TransformersEncoder:
             )
         transformers = import_module("transformers")
         try:
-            files = self._own_part(transformers) or {
-                "pretrained_model_name_or_path": folder,
-                "use_safetensors": True,
-            }
-            model = getattr(transformers, parts.model).from_pretrained(
-                **files, local_files_only=True
+            model_class = getattr(transformers, parts.model)
+            model = self._own_part(transformers, model_class) or model_class.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True
             )
             features = getattr(transformers, parts.features) if parts.features else None
             self._features = _load_features(features, folder) if features else None
@@ -121,20 +120,24 @@ class TransformersEncoder:
         setattr(model, parts.decoder, None)  # decoding does not use it; frees its memory
         self._model = model.to(self._source.device).eval()
 
-    def _own_part(self, transformers: Any) -> dict[str, Any] | None:
-        """Return configuration and weights of a codec in a language model's files; None for a
-        codec's own folder.
+    def _own_part(self, transformers: Any, model_class: Any) -> Any:
+        """Return the model of a codec that is a part of its files; None for a codec's own folder.
+
+        Raises ValueError for a missing tensor of the encoder.
         """
         source, prefix = self._source, self._source.prefix
         if not prefix or source.weights is None:
             return None
         keys = {key: value for key, value in source.config.items() if key != "model_type"}
         tensors = read_tensors(source.weights, lambda name: name.startswith(prefix))
-        return {
-            "pretrained_model_name_or_path": None,
-            "config": transformers.AutoConfig.for_model(source.name, **keys),
-            "state_dict": {name.removeprefix(prefix): t.float() for name, t in tensors.items()},
-        }
+        with torch.random.fork_rng(devices=[]):
+            model = model_class(transformers.AutoConfig.for_model(source.name, **keys))
+        own = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}
+        missing, unknown = model.load_state_dict(own, strict=False)
+        wrong = [name for name in missing if not name.startswith(_DECODING)] + unknown
+        if wrong:
+            raise ValueError(f"tensor '{prefix}{min(wrong)}' is missing or unknown")
+        return model
 
 
 def _load_features(features: Any, folder: Path) -> Any:

@@ -59,6 +59,7 @@ class FrameEmbedding:
 class CsmModel(FrameModel):
     """Implements `CsmForConditionalGeneration`."""
 
+    _frame_embedding: FrameEmbedding
     names: ClassVar[WeightNames] = replace(
         WeightNames.under("backbone_model."),
         ignored=("rotary_emb.inv_freq", "audio_tokens_offsets"),

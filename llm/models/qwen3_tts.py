@@ -72,6 +72,7 @@ class TalkerEmbedding:
 class Qwen3TTSModel(FrameModel):
     """Implements `Qwen3TTSForConditionalGeneration` with the codec of 12.5 Hz."""
 
+    _frame_embedding: TalkerEmbedding
     names: ClassVar[WeightNames] = replace(
         WeightNames.under("talker.model."),
         embedding="talker.model.codec_embedding",
@@ -156,9 +157,8 @@ class Qwen3TTSModel(FrameModel):
         ]
         codes = torch.cat([self._factory.vector(table) for table in (first.values, *later)])
         pad_id = self.huggingface_config.require("tts_pad_token_id")
-        self._frame_embedding: TalkerEmbedding = TalkerEmbedding(
-            self._projected_text(reader), codes, frames, pad_id
-        )
+        text = self._projected_text(reader)
+        self._frame_embedding = TalkerEmbedding(text, codes, frames, pad_id)
         return first
 
     def _projected_text(self, reader: WeightReader) -> Tensor:

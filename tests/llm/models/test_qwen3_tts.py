@@ -304,5 +304,5 @@ def test_the_speaker_encoder_is_left_to_the_service(tmp_path: Path) -> None:
 
 def test_the_length_is_that_of_the_talker(engine: Engine, folder: Path) -> None:
     assert engine.pipeline.max_seq_len == 256
-    with pytest.raises(ConfigError, match="max_length=257 .*max_position_embeddings=256"):
+    with pytest.raises(ConfigError, match=r"max_length=257 .*max_position_embeddings=256"):
         create_engine(pipeline_config(folder, max_length=257))
