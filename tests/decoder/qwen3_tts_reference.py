@@ -45,7 +45,7 @@ ENCODER: dict[str, Any] = {
     "codebook_size": 16,
     "codebook_dim": 8,
     "vector_quantization_hidden_dimension": 8,
-    "num_quantizers": 6,
+    "num_quantizers": 8,
     "upsample_groups": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 48,

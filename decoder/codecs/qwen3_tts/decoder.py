@@ -55,6 +55,7 @@ class Qwen3TTSDecoder(CausalDecoder):
         if spec.can_encode:
             must_be(source.config, NAME, "input_sample_rate", rate)
             must_be(source.config, NAME, "encode_downsample_rate", config.hop)
+            _check_encoder(source.config, config.num_codebooks)
         network = load_or_random(
             lambda: Qwen3TTSNetwork(config), published_names(config), source, _own_name
         )
@@ -94,6 +95,19 @@ def read_config(config: Mapping[str, Any]) -> Qwen3TTSConfig:
         decoder_dim=scalar(values, NAME, "decoder_dim", 1536),
         rates=sizes(values, NAME, "upsample_rates", (8, 5, 4, 3)),
     )
+
+
+def _check_encoder(config: Mapping[str, Any], wanted: int) -> None:
+    """Raise DecoderConfigError for an encoder with fewer codebooks than the decoder."""
+    encoder = config.get("encoder_config") or {}
+    found = min(
+        scalar(encoder, NAME, "num_quantizers", 32),
+        scalar(config, NAME, "encoder_valid_num_quantizers", 16),
+    )
+    if found < wanted:
+        raise DecoderConfigError(
+            f"{NAME} config: the encoder has {found} codebooks, the decoder {wanted}"
+        )
 
 
 def codec_spec(config: Qwen3TTSConfig, sample_rate: int) -> CodecSpec:

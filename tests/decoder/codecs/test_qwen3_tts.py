@@ -120,7 +120,7 @@ def test_a_kept_state_is_the_whole_past(
 
 
 def test_the_encoder_gives_the_first_codebooks(checkpoint: tuple[Path, Any]) -> None:
-    """Mimi has six here, the codec four."""
+    """Mimi has eight here, the codec four."""
     folder, reference = checkpoint
     clip = (np.random.default_rng(0).normal(size=795) * 0.1).astype(np.float32)
     padded = torch.from_numpy(np.pad(clip, (0, 5)))[None, None]
@@ -161,6 +161,12 @@ def test_another_hop_is_refused(checkpoint: tuple[Path, Any], tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(DecoderConfigError, match="decode_upsample_rate is 1920, but only 80"):
+        create_decoder(tmp_path)
+
+
+def test_an_encoder_with_fewer_codebooks_is_refused(tmp_path: Path) -> None:
+    write_qwen3_tts_codec(tmp_path, num_quantizers=9)
+    with pytest.raises(DecoderConfigError, match="the encoder has 8 codebooks, the decoder 9"):
         create_decoder(tmp_path)
 
 
