@@ -6,6 +6,8 @@ of a process. It reads the decoder's folder, safetensors only, and runs no code 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -130,14 +132,30 @@ class TransformersEncoder:
             return None
         keys = {key: value for key, value in source.config.items() if key != "model_type"}
         tensors = read_tensors(source.weights, lambda name: name.startswith(prefix))
-        with torch.random.fork_rng(devices=[]):
-            model = model_class(transformers.AutoConfig.for_model(source.name, **keys))
         own = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}
-        missing, unknown = model.load_state_dict(own, strict=False)
-        wrong = [name for name in missing if not name.startswith(_DECODING)] + unknown
-        if wrong:
-            raise ValueError(f"tensor '{prefix}{min(wrong)}' is missing or unknown")
+        with _without_warnings(transformers), torch.random.fork_rng(devices=[]):
+            model, report = model_class.from_pretrained(
+                None,
+                config=transformers.AutoConfig.for_model(source.name, **keys),
+                state_dict=own,
+                output_loading_info=True,
+            )
+        missing = [name for name in report["missing_keys"] if not name.startswith(_DECODING)]
+        if missing:
+            raise ValueError(f"it lacks '{min(missing)}'")
         return model
+
+
+@contextmanager
+def _without_warnings(transformers: Any) -> Iterator[None]:
+    """Keep transformers from warning of parts that the files do not have."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _load_features(features: Any, folder: Path) -> Any:

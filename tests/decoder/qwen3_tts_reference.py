@@ -7,12 +7,13 @@ cuts both ends of them, this codec only the last one.
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
@@ -77,9 +78,11 @@ def write_reference(folder: Path, **changes: Any) -> Qwen3TTSCodec:
                 nn.init.normal_(buffer)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    unused = ("encoder.decoder", "encoder.upsample")
-    states = codec.state_dict()
-    kept = {name: t.contiguous() for name, t in states.items() if not name.startswith(unused)}
+    with tempfile.TemporaryDirectory() as encoder:  # under the published names
+        codec.encoder.save_pretrained(encoder)
+        saved = load_file(Path(encoder) / "model.safetensors")
+    kept = {f"decoder.{name}": t.contiguous() for name, t in codec.decoder.state_dict().items()}
+    kept |= {f"encoder.{n}": t for n, t in saved.items() if not n.startswith(NOT_PUBLISHED)}
     save_file(kept, folder / "model.safetensors")
     return codec
 
@@ -169,6 +172,7 @@ class Decoder(nn.Module):
         return x.squeeze(1).clamp(-1, 1)
 
 
+NOT_PUBLISHED = ("decoder", "upsample")
 NOT_IN_OMNI = {"codebook_dim", "latent_dim", "head_dim", "rope_theta"}
 
 

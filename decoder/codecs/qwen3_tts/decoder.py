@@ -2,7 +2,8 @@
 
 No block waits for later codes. With `stateful` (audio_decoder_config) a stream keeps its layers'
 state: streamed audio then equals the whole. Without it each block is rendered from its window,
-whose past is the `buffer`; the published decoder renders long audio in parts with as much.
+whose past is the `buffer`; the published decoder renders long audio in parts with as much. A voice
+prompt's codes stand in front of the first block, as in the published program.
 
 Folder: config.json ("model_type": "qwen3_tts_tokenizer_12hz") and model.safetensors, which also
 have the encoder, a Mimi.
@@ -17,7 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from decoder.base import AttentionKind, CodecSpec, DecoderConfigError, StreamingOptions
+from decoder.base import (
+    AttentionKind,
+    CodecSpec,
+    DecoderConfigError,
+    PrependPromptSpeechTokens,
+    StreamingOptions,
+)
 from decoder.codec_config import must_be, scalar, sizes
 from decoder.codecs.common import finish_spec, load_or_random
 from decoder.codecs.mimi.decoder import BUFFER_FRAMES, CHUNK_FRAMES, CausalDecoder
@@ -124,6 +131,7 @@ def codec_spec(config: Qwen3TTSConfig, sample_rate: int) -> CodecSpec:
         recommended=StreamingOptions(
             chunk_sizes=tuple(frames * count for frames in CHUNK_FRAMES),
             buffer=BUFFER_FRAMES * count,
+            prepend=PrependPromptSpeechTokens.ONCE,
         ),
     )
 

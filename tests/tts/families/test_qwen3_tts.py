@@ -207,9 +207,7 @@ def test_a_wrong_codec_is_an_error_before_the_model_is_loaded(
 
 def test_a_missing_codec_is_an_error(written: Path, tmp_path: Path) -> None:
     family_of(written, tmp_path)
-    with pytest.raises(
-        CheckpointError, match="qwen3_tts needs its codec: put it into"
-    ):
+    with pytest.raises(CheckpointError, match="qwen3_tts needs its codec: put it into"):
         create_service(configured(tmp_path))
 
 
