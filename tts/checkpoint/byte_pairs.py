@@ -20,7 +20,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def read_tokenizer(path: Path) -> Mapping[str, Any]:
-    """Return the content of a tokenizer.json; without it, that of the files beside it.
+    """Return the content of a tokenizer.json; without it, that of the files next to it.
 
     Raises CheckpointError for files that cannot be read, and for another tokenizer.
     """

@@ -1,4 +1,4 @@
-"""Qwen3-TTS with the codec of 12.5 Hz: a text beside the marks of a codec, then frames.
+"""Qwen3-TTS with the codec of 12.5 Hz: text ids paired with the marks of a codec, then frames.
 
     instructions   <|im_start|> user \\n … <|im_end|> \\n                           text alone
     role           <|im_start|> assistant \\n
