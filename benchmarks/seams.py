@@ -56,6 +56,8 @@ SUBJECTS = (
     Subject("dac", {"num_codebooks": 2}),
     Subject("mimi", {"num_codebooks": 8}),
     Subject("mimi", {"num_codebooks": 8, "stateful": True}),
+    Subject("qwen3_tts_tokenizer_12hz"),
+    Subject("qwen3_tts_tokenizer_12hz", {"stateful": True}),
     Subject("xcodec2"),
     Subject("xcodec2", {"crossfade_ms": 0}),
     Subject("neucodec"),

@@ -6,6 +6,8 @@ of a process. It reads the decoder's folder, safetensors only, and runs no code 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -39,6 +41,8 @@ _PARTS = {
     "mimi": EncoderParts("MimiModel", "decoder"),
 }
 _ENCODERS = ("encoder.", "acoustic_encoder.")
+_DECODING = ("decoder", "upsample")
+"""Beginnings of Mimi's names that only decoding uses; an encoder alone lacks them."""
 
 
 def can_encode(source: CodecSource) -> bool:
@@ -97,7 +101,7 @@ class TransformersEncoder:
 
     def _load(self) -> None:
         name, folder = self._spec.name, _folder(self._source)
-        parts = _PARTS[name]
+        parts = _PARTS[self._source.name]
         if find_spec("transformers") is None:
             raise EncoderUnavailableError(
                 f"encoding recordings with codec '{name}' needs the transformers package: "
@@ -105,12 +109,9 @@ class TransformersEncoder:
             )
         transformers = import_module("transformers")
         try:
-            files = self._own_part(transformers) or {
-                "pretrained_model_name_or_path": folder,
-                "use_safetensors": True,
-            }
-            model = getattr(transformers, parts.model).from_pretrained(
-                **files, local_files_only=True
+            model_class = getattr(transformers, parts.model)
+            model = self._own_part(transformers, model_class) or model_class.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True
             )
             features = getattr(transformers, parts.features) if parts.features else None
             self._features = _load_features(features, folder) if features else None
@@ -121,20 +122,40 @@ class TransformersEncoder:
         setattr(model, parts.decoder, None)  # decoding does not use it; frees its memory
         self._model = model.to(self._source.device).eval()
 
-    def _own_part(self, transformers: Any) -> dict[str, Any] | None:
-        """Return configuration and weights of a codec in a language model's files; None for a
-        codec's own folder.
+    def _own_part(self, transformers: Any, model_class: Any) -> Any:
+        """Return the model of a codec that is a part of its files; None for a codec's own folder.
+
+        Raises ValueError for a missing tensor of the encoder.
         """
         source, prefix = self._source, self._source.prefix
         if not prefix or source.weights is None:
             return None
         keys = {key: value for key, value in source.config.items() if key != "model_type"}
         tensors = read_tensors(source.weights, lambda name: name.startswith(prefix))
-        return {
-            "pretrained_model_name_or_path": None,
-            "config": transformers.AutoConfig.for_model(source.name, **keys),
-            "state_dict": {name.removeprefix(prefix): t.float() for name, t in tensors.items()},
-        }
+        own = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}
+        with _without_warnings(transformers), torch.random.fork_rng(devices=[]):
+            model, report = model_class.from_pretrained(
+                None,
+                config=transformers.AutoConfig.for_model(source.name, **keys),
+                state_dict=own,
+                output_loading_info=True,
+            )
+        missing = [name for name in report["missing_keys"] if not name.startswith(_DECODING)]
+        if missing:
+            raise ValueError(f"it lacks '{min(missing)}'")
+        return model
+
+
+@contextmanager
+def _without_warnings(transformers: Any) -> Iterator[None]:
+    """Keep transformers from warning of parts that the files do not have."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _load_features(features: Any, folder: Path) -> Any:

@@ -30,6 +30,7 @@ _DECODERS = {
     "embedded": "decoder.codecs.embedded.decoder:EmbeddedDecoder",
     "mimi": "decoder.codecs.mimi.decoder:MimiDecoder",
     "neucodec": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
+    "qwen3_tts_tokenizer_12hz": "decoder.codecs.qwen3_tts.decoder:Qwen3TTSDecoder",
     "ramp": "decoder.codecs.ramp:RampDecoder",
     "snac": "decoder.codecs.snac:SnacDecoder",
     "source_filter": "decoder.codecs.source_filter.decoder:SourceFilterDecoder",

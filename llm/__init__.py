@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         TokenChunk,
         TokenLogprob,
         as_ids,
+        paired_token,
     )
     from llm.runner.device_memory import get_available_gpu_memory, get_total_gpu_memory
     from llm.runner.model_runner import ModelRunner
@@ -149,6 +150,7 @@ __all__ = [
     "get_available_gpu_memory",
     "get_total_gpu_memory",
     "is_embedding_model",
+    "paired_token",
     "set_product_threads",
     "with_text_encoding",
 ]
@@ -214,6 +216,7 @@ _HOMES = {
         "TokenChunk",
         "TokenLogprob",
         "as_ids",
+        "paired_token",
     ),
     "llm.runner.device_memory": ("get_available_gpu_memory", "get_total_gpu_memory"),
     "llm.runner.model_runner": ("ModelRunner",),

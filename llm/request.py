@@ -195,12 +195,18 @@ def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> No
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """Tokens of a model of frames: text ids in prompts, and frames of K codes."""
+    """Tokens of a model of frames: text ids in prompts, and frames of K codes.
+
+    `codebook_size` is that of the first codebook. `later_size` is that of the others, which are not
+    larger; 0: the same.
+    """
 
     num_codebooks: int
     codebook_size: int
     num_text_ids: int
     end: tuple[int, ...]  # the frame that ends a sequence
+    later_size: int = 0
+    ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
 
     def has(self, token: Token) -> bool:
         """Whether a prompt may contain the token."""
@@ -212,7 +218,17 @@ class FrameShape:
         """Whether the token is a frame of this shape."""
         if isinstance(token, int) or len(token) != self.num_codebooks:
             return False
-        return min(token) >= 0 and max(token) < self.codebook_size
+        largest = max(token[1:])
+        is_known = min(token) >= 0 and token[0] < self.codebook_size
+        return is_known and largest < (self.later_size or self.codebook_size)
+
+
+def paired_token(text_id: int, code: int, text_vocab_size: int) -> int:
+    """Return the token of a position whose input is a text id plus a code of the first codebook.
+
+    For models whose `FrameShape.num_text_ids` has room for the pairs: Qwen3-TTS.
+    """
+    return text_id + (code + 1) * text_vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +291,9 @@ class RequestRules:
             return is_valid, f"a {kind} id is not in the vocabulary of {self.vocab_size}"
         is_known = frames.has_frame if kind == "stop" else frames.has
         wrong = next((place for place, token in enumerate(tokens) if not is_known(token)), None)
-        count, size = frames.num_codebooks, frames.codebook_size
+        count, size = frames.num_codebooks, str(frames.codebook_size)
+        if frames.later_size:
+            size += f", from the second on below {frames.later_size}"
         text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
         return wrong is None, f"{kind} token {wrong} is not {text}{count} codes below {size}"
 

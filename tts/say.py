@@ -146,6 +146,12 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
         "--pitch", type=float, metavar="SEMITONES", help="-12 to 12 above the voice's own"
     )
     group.add_argument(
+        "--instructions",
+        default="",
+        metavar="TEXT",
+        help="how to speak, in words, for models that read it",
+    )
+    group.add_argument(
         "--seed", type=_integer(0, 2**64 - 1), metavar="N", help="same seed, same speech"
     )
     group.add_argument("--temperature", type=float, metavar="X", help="0 to 2; lower is more even")

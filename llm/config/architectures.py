@@ -45,12 +45,12 @@ class Architecture:
             )
 
     def max_length(self, values: Mapping[str, Any]) -> int | None:
-        """Return the limit in a checkpoint's config.json (or in its text_config).
+        """Return the limit in a checkpoint's config.json (or in the language model's part of it).
 
         None if there is none, it is not an integer, or rotary scaling may extend it: then the model
         determines it when it is loaded.
         """
-        nested = values.get("text_config")
+        nested = values.get("text_config", values.get("talker_config"))
         keys = nested if isinstance(nested, Mapping) else values
         rope = keys.get("rope_parameters") or keys.get("rope_scaling")
         limit = keys.get(self.length_key)
@@ -76,14 +76,20 @@ _architectures |= {
         (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
     )
 }
-_architectures["CsmForConditionalGeneration"] = Architecture(
-    "CsmForConditionalGeneration",
-    "llm.models.csm:CsmModel",
-    encodings=FLOATS,
-    supports_lora=True,
-    supports_empty_batches=True,
-    supports_drafts=False,
-)
+_architectures |= {
+    name: Architecture(
+        name,
+        model,
+        encodings=FLOATS,
+        supports_lora=True,
+        supports_empty_batches=True,
+        supports_drafts=False,
+    )
+    for name, model in (
+        ("CsmForConditionalGeneration", "llm.models.csm:CsmModel"),
+        ("Qwen3TTSForConditionalGeneration", "llm.models.qwen3_tts:Qwen3TTSModel"),
+    )
+}
 
 
 _architectures["Lfm2ForCausalLM"] = Architecture(

@@ -9,6 +9,7 @@ depend on the other rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,8 +27,8 @@ class DepthTransformer:
     """Layers of a depth transformer; `heads[k]` belongs to code k + 1."""
 
     shape: FrameShape
-    embedding: Tensor  # [K × V, H]: rows [k × V, (k + 1) × V) are those of code k
-    projection: Linear  # from H to the layers' size
+    embedding: Tensor  # [N, H]: row `first_row(shape, k) + code` is that of a code k
+    projection: Linear | None  # from H to the layers' size; None: they are the same
     layers: Sequence[DecoderLayer]
     rotary: Rotary
     heads: Sequence[LogitsHead]
@@ -38,6 +39,13 @@ class DepthTransformer:
         frames = DepthFrames(self, hidden)
         frames.feed(hidden)
         return frames
+
+
+def first_row(shape: FrameShape, codebook: int) -> int:
+    """Return the first row of a codebook in a table of all codes, one codebook after the other."""
+    if codebook == 0:
+        return 0
+    return shape.codebook_size + (codebook - 1) * (shape.later_size or shape.codebook_size)
 
 
 class DepthFrames:
@@ -51,15 +59,22 @@ class DepthFrames:
         self._num_fed = 0
 
     def next_logits(self, codes: Tensor) -> Tensor:
-        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+        """Return float32 [B, V] logits of the code that follows `codes` [B].
+
+        V is the size of the first codebook; of a smaller one the logits end with -inf.
+        """
         model, book = self._model, self._num_fed - 1
-        x = self.feed(F.embedding(codes + book * model.shape.codebook_size, model.embedding))
-        return model.heads[book](x)
+        shape = model.shape
+        x = self.feed(F.embedding(codes + first_row(shape, book), model.embedding))
+        logits = model.heads[book](x)
+        missing = shape.codebook_size - logits.shape[1]
+        return F.pad(logits, (0, missing), value=-math.inf) if missing else logits
 
     def feed(self, inputs: Tensor) -> Tensor:
         """Feed inputs [B, H] at the next position; return the last layer's output."""
         model = self._model
-        x = model.projection(inputs)
+        # The layers overwrite their input.
+        x = inputs.clone() if model.projection is None else model.projection(inputs)
         position = torch.full((len(x),), self._num_fed, device=x.device)
         rotations = model.rotary.at(position)
         for layer in model.layers:

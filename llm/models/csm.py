@@ -15,28 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.batch import NO_CODE, ModelInputs, ReturnHiddenStates
-from llm.config import PipelineConfig
+from llm.batch import NO_CODE
 from llm.errors import CheckpointError
 from llm.layers.decoder import AttentionShape, LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
-from llm.memory.transfer import to_device
-from llm.models.encoding import choose_encoding
+from llm.models.frame_model import MAX_CODEBOOKS, FrameModel, nested_config
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LayerLoader, LlamaModel
 from llm.models.llama_config import LlamaConfig
 from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
 from llm.request import FrameShape
-from llm.sampling.device.sampler import sampler_bytes
 
 TEXT_TABLE = "embed_text_tokens.weight"
 AUDIO_TABLE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
 DEPTH_TABLE = "depth_decoder.model.embed_tokens.weight"
 PROJECTION = "depth_decoder.model.inputs_embeds_projector"
 HEADS = "depth_decoder.codebooks_head.weight"
-MAX_CODEBOOKS = 256  # a larger number means a damaged file
 CODEC = "codec_model."  # prefix of the codec's weights, which are read by the decoder
 
 
@@ -60,10 +56,10 @@ class FrameEmbedding:
         return F.embedding_bag(rows, self._table, mode="sum")
 
 
-class CsmModel(LlamaModel):
+class CsmModel(FrameModel):
     """Implements `CsmForConditionalGeneration`."""
 
-    can_shard: ClassVar[bool] = False
+    _frame_embedding: FrameEmbedding
     names: ClassVar[WeightNames] = replace(
         WeightNames.under("backbone_model."),
         ignored=("rotary_emb.inv_freq", "audio_tokens_offsets"),
@@ -89,18 +85,14 @@ class CsmModel(LlamaModel):
         return read
 
     @classmethod
-    def estimate_activation_memory(
-        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
-    ) -> int:
-        """See `LlamaModel`; also the frames in progress, and a second sampler."""
-        own = super().estimate_activation_memory(pipeline_config, huggingface_config)
-        depth = LlamaConfig.read(depth_config(huggingface_config)).shape
-        width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
-        rows = pipeline_config.max_batch_size or pipeline_config.max_batch_input_tokens
-        positions = read_frames(huggingface_config).num_codebooks * depth.head_dim
-        cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
-        products = 2 * depth.num_heads * positions * 4
-        return own + rows * (cached + products) + sampler_bytes(depth.vocab_size, rows, 1)
+    def read_depth(cls, config: HuggingFaceConfig) -> LlamaConfig:
+        """See `FrameModel`."""
+        return LlamaModel.read_config(depth_config(config))
+
+    @classmethod
+    def read_frames(cls, config: HuggingFaceConfig) -> FrameShape:
+        """See `FrameModel`."""
+        return read_frames(config)
 
     def load_weights(self) -> None:
         """See `PipelineModel`. Tables and heads are checked before any weight is read."""
@@ -132,8 +124,7 @@ class CsmModel(LlamaModel):
         return LinearWeight(text)
 
     def _load_rest(self, reader: WeightReader) -> None:
-        config = depth_config(self.huggingface_config)
-        own, frames = LlamaModel.read_config(config), self._frames
+        own, frames = self.read_depth(self.huggingface_config), self._frames
         # Its rows are those that sample, while an adapter's layers expect all tokens.
         factory = self._factory.without_adapters()
         names = replace(WeightNames.under("depth_decoder.model."), ignored=())
@@ -159,27 +150,10 @@ class CsmModel(LlamaModel):
         )
         reader.skip(*(name for name in self.weights.info() if name.startswith(CODEC)))
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """See `LlamaModel`: sums of the embeddings of [T, K] ids. Raises `ValueError` for [T]."""
-        if ids.dim() != 2:
-            raise ValueError("a model of frames takes ids [T, K], see `llm.batch.frame_rows`")
-        return self._frame_embedding(ids)
-
-    def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
-        """Return the normalised states [S, hidden] of the sampled tokens."""
-        if self.return_hidden_states is not ReturnHiddenStates.NONE:
-            return super()._returned_states(hidden, model_inputs)
-        ends = model_inputs.forward_batch.row_offsets[1:]
-        last = torch.tensor([ends[row] - 1 for row in model_inputs.sampling_rows], dtype=torch.long)
-        return self.final_norm(hidden[to_device(last, hidden.device)])
-
 
 def depth_config(config: HuggingFaceConfig) -> HuggingFaceConfig:
     """Return the depth decoder's part of a config.json."""
-    nested = config.require("depth_decoder_config")
-    if not isinstance(nested, dict):
-        raise CheckpointError(f"{config.path}: depth_decoder_config must be an object")
-    return HuggingFaceConfig(config.path, nested)
+    return nested_config(config, "depth_decoder_config")
 
 
 def read_frames(config: HuggingFaceConfig) -> FrameShape:

@@ -11,6 +11,8 @@ from typing import Any
 from llm.errors import CheckpointError
 
 COMPRESSED = ("int-quantized", "pack-quantized", "float-quantized")
+NESTED_KEYS = ("text_config", "talker_config")
+"""Keys of the language model's part in models of several parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class HuggingFaceConfig:
     @property
     def text_config(self) -> HuggingFaceConfig:
         """Return the language model's part; the config itself unless it is nested."""
-        nested = self.keys.get("text_config")
+        nested = next((self.keys[key] for key in NESTED_KEYS if key in self.keys), None)
         return HuggingFaceConfig(self.path, nested) if isinstance(nested, dict) else self
 
     @property

@@ -128,7 +128,10 @@ def decode_frames(
     frames = decoder.begin(states)
     for code in range(1, count):
         codes.append(draw(frames.next_logits(codes[-1].long()), code))
-    return torch.stack(codes, dim=1)
+    drawn = torch.stack(codes, dim=1)
+    if decoder.shape.ends_at_first_code:
+        drawn[:, 1:] *= drawn[:, :1] != decoder.shape.end[0]
+    return drawn
 
 
 def check_sampling(sampling: SamplingParams) -> None:

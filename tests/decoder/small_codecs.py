@@ -145,6 +145,13 @@ def write_mimi(folder: Path, **changes: Any) -> Any:
     return _save(MimiModel, MimiConfig(**(sizes | changes)), folder, spread=0.3)
 
 
+def write_qwen3_tts_codec(folder: Path, **changes: Any) -> Any:
+    """Write the codec of Qwen3-TTS; `changes` are those of its decoder's configuration."""
+    from tests.decoder.qwen3_tts_reference import write_reference
+
+    return write_reference(folder, **changes)
+
+
 SMALL_XCODEC2: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -240,6 +247,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,
     "mimi": write_mimi,
     "neucodec": write_neucodec,
+    "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
     "snac": write_snac,
     "xcodec2": write_xcodec2,
 }

@@ -32,6 +32,7 @@ from tests.decoder.small_codecs import (
     write_dac,
     write_mimi,
     write_neucodec,
+    write_qwen3_tts_codec,
     write_snac,
     write_xcodec2,
 )
@@ -160,7 +161,8 @@ def test_a_batch_is_its_windows_alone_bit_for_bit(config: CodecConfig, num_strea
 
 
 @pytest.mark.parametrize(
-    "write", [write_snac, write_dac, write_mimi, write_xcodec2, write_neucodec]
+    "write",
+    [write_snac, write_dac, write_mimi, write_qwen3_tts_codec, write_xcodec2, write_neucodec],
 )
 def test_published_codecs_render_a_window_alone_and_in_a_batch_alike(
     write: Callable[[Path], object], tmp_path: Path

@@ -45,6 +45,7 @@ def test_supported_names() -> None:
         "embedded",
         "mimi",
         "neucodec",
+        "qwen3_tts_tokenizer_12hz",
         "ramp",
         "snac",
         "source_filter",
@@ -56,8 +57,8 @@ def test_supported_names() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         DecoderConfigError,
-        match=f"decoder '{name}'; supported: dac, embedded, mimi, neucodec, ramp, snac, "
-        "source_filter, xcodec2",
+        match=f"decoder '{name}'; supported: dac, embedded, mimi, neucodec, "
+        "qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
     ):
         create_decoder(name)
 

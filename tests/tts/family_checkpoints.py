@@ -129,6 +129,21 @@ OUTETTS_NAMES += [
 ]
 OUTETTS_FIRST_CODE = 128_256 + len(OUTETTS_NAMES)
 OUTETTS_CODES = [f"{name}_{k}" for name in ("c1", "c2") for k in range(1025)]
+QWEN3_TTS_CODEC = {
+    "model_type": "qwen3_tts_tokenizer_12hz",
+    "decoder_config": {
+        "codebook_size": 16,
+        "codebook_dim": 12,
+        "latent_dim": 20,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_quantizers": 7,
+        "decoder_dim": 32,
+    },
+}
 DAC_CODEC = {
     "model_type": "dac",
     "encoder_hidden_size": 2,
@@ -341,6 +356,44 @@ def write_csm_family(folder: Path, **keys: Any) -> Path:
     data, settings = llama_tokenizer(dict(LLAMA_SPECIAL))
     (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def write_qwen3_tts_family(folder: Path, **keys: Any) -> Path:
+    """Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice with seven codebooks of 16 codes."""
+    from tests.llm.qwen3_tts_checkpoints import write_qwen3_tts  # imports transformers
+
+    talker: dict[str, Any] = {
+        "vocab_size": 3072,
+        "text_vocab_size": 151_936,
+        "max_position_embeddings": 2048,
+        "num_code_groups": 7,
+        "codec_pad_id": 2148,
+        "codec_bos_id": 2149,
+        "codec_eos_token_id": 2150,
+        "codec_think_id": 2154,
+        "codec_nothink_id": 2155,
+        "codec_think_bos_id": 2156,
+        "codec_think_eos_id": 2157,
+        "codec_language_id": {"chinese": 2055, "english": 2050, "sichuan_dialect": 2062},
+        "spk_id": {"vivian": 3065, "Eric": 2875},
+        "spk_is_dialect": {"vivian": False, "Eric": "sichuan_dialect"},
+    }
+    ids = {"im_start_token_id": 151_644, "im_end_token_id": 151_645, "tts_pad_token_id": 151_671}
+    ids |= {"tts_bos_token_id": 151_672, "tts_eos_token_id": 151_673}
+    predictor = {"num_code_groups": 7, "vocab_size": 16} | keys.pop("predictor", {})
+    own = {"talker": talker | keys.pop("talker", {}), "predictor": predictor}
+    write_qwen3_tts(folder, **ids | own | keys)
+    words = {"hello": 14_990, "user": 872, "assistant": 77_091}
+    data = tokenizer_json(words, QWEN3_SPECIAL, BYTE_LEVEL)
+    (folder / "speech_tokenizer").mkdir()
+    files = {
+        "tokenizer.json": data,
+        "tokenizer_config.json": {"bos_token": None, "eos_token": "<|im_end|>"},
+        "speech_tokenizer/config.json": QWEN3_TTS_CODEC,
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
     return folder
 
 

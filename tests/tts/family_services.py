@@ -14,6 +14,7 @@ from tests.tts.family_checkpoints import (
     write_llasa,
     write_neutts,
     write_orpheus,
+    write_qwen3_tts_family,
     write_sonant,
     write_vyvo,
 )
@@ -50,6 +51,7 @@ class Case:
     prompted: tuple[Token, ...]  # in a voice whose clip says "hello" too
     codes: tuple[int, ...] = (0, 65535)  # of that clip
     row: tuple[int, ...] = ()  # of the default voice, for a codec that needs it
+    text_ids: int = 2**31  # number of text ids, where larger tokens are text ids with a code
 
     @property
     def prompt_codes(self) -> tuple[int, ...]:
@@ -139,6 +141,27 @@ CASES = [
         codes=(0, 1, 2, 3, 4, 5, 15, 9, 0, 0, 0, 0, 0, 9),
     ),
     Case(
+        "qwen3_tts",
+        write_qwen3_tts_family,
+        codec="qwen3_tts_tokenizer_12hz",
+        rate=24_000,
+        codes_per_second=87.5,
+        voices=("vivian", "eric"),
+        plain=(
+            *(151644, 77091, 198),
+            *(327725687, 327877623, 328029559, 465987447),  # pad + nothink, begin, end, vivian
+            *(326662136, 326525454, 326662137, 326814071),  # bos, hello and eos + pad; pad + bos
+        ),
+        prompted=(
+            *(151644, 77091, 198),
+            *(327725687, 327877623, 328029559),
+            *(326662136, 326525454, 326525454, 326662137, 326814071),
+            *((0, 1, 2, 3, 4, 5, 15), (9, 0, 0, 0, 0, 0, 9)),
+        ),
+        codes=(0, 1, 2, 3, 4, 5, 15, 9, 0, 0, 0, 0, 0, 9),
+        text_ids=151_936,
+    ),
+    Case(
         "sonant",
         write_sonant,
         codec="source_filter",
@@ -177,7 +200,7 @@ class Running:
 
     def decoder(self) -> AudioDecoder:
         """Return another codec with the service's seeded weights."""
-        own = self.folder / "codec"
+        own = self.folder / self.family.traits.codec
         return create_decoder(own if own.is_dir() else self.folder, test_mode=True)
 
 

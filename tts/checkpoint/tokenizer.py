@@ -17,16 +17,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llm import CheckpointError, RequestError
-from tts.checkpoint.files import read_json
+from tts.checkpoint.byte_pairs import read_tokenizer
 
 _META_SPACE = "▁"
 
 
 class TextTokenizer:
-    """Tokenizer of a checkpoint's tokenizer.json."""
+    """Tokenizer of a checkpoint's tokenizer.json, or of the files that stand in for it."""
 
     def __init__(self, path: Path) -> None:
-        data = read_json(path)
+        data = read_tokenizer(path)
         _check_model(data.get("model"), path)
         added = _checked_tokens(data.get("added_tokens") or [], path)
         self._control_ids: dict[str, int] = {token["content"]: token["id"] for token in added}

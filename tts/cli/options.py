@@ -99,6 +99,7 @@ class SayOptions:
     check: bool | None  # None: for files, if the model has word times
     rate: float | None
     pitch: float | None
+    instructions: str
     seed: int | None
     temperature: float | None
     language: str
@@ -157,6 +158,7 @@ def read_options(args: argparse.Namespace, stdin: BinaryIO | None = None) -> Say
         check=args.check,
         rate=args.rate,
         pitch=args.pitch,
+        instructions=args.instructions,
         seed=args.seed,
         temperature=args.temperature,
         language=args.language,

@@ -41,6 +41,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "chunking.chunk_sizes": "--chunk-size",
         "sampling.temperature": "--temperature",
         "pitch": "--pitch",
+        "instructions": "--instructions",
         "speaking_rate": "--rate",
         "voice.language_code": "--language",
         "voice.name": "--voice",
@@ -73,6 +74,7 @@ def synthesis_config(
         ),
         chunking=_chunking(options.chunking),
         trim_silence=options.trim_silence,
+        instructions=options.instructions,
         speech_check=_check(options, has_word_times=has_word_times),
     )
     if options.rate is not None:

@@ -98,6 +98,7 @@ class FamilyTraits:
     needs_transcript: bool = True  # of a clip whose voice is cloned
     invents_voices: bool = False  # a call without a prompt has a random speaker
     takes_codes: bool = True  # in the prompt: those of a clip, or of a sentence's beginning
+    takes_instructions: bool = False  # `Voice.instructions`
     steady_loudness: bool = False  # adjust the loudness of later segments to the first
 
     def text_options(

@@ -39,7 +39,7 @@ async def speak(exchange: Exchange) -> None:
     message = to_request(body, speech.synthesizer)
     request = speech.check(message, call.request_id)
     call.note_text(request.text)
-    exchange.name_ignored(body.ignored)
+    exchange.name_ignored(body.ignored_by(speech.synthesizer))
     match body.stream_format:
         case "audio":
             exchange.headers["content-type"] = body.media_type

@@ -53,6 +53,10 @@ class SpeechNames(Protocol):
         """Names of its adapters."""
 
     @property
+    def takes_instructions(self) -> bool:
+        """Whether the model reads how a text is to be spoken, in words."""
+
+    @property
     def voices(self) -> VoiceRegistry:
         """Its voices."""
 
@@ -174,11 +178,11 @@ class VoiceSettings(VoiceChoice):
     pronunciations: Items[PronunciationItem] = Field(default_factory=list)
     check: bool | None = None
 
-    @property
-    def ignored(self) -> list[str]:
-        """Return the names of fields that have no effect."""
+    def ignored_by(self, names: SpeechNames) -> list[str]:
+        """Return the names of fields that have no effect on a model."""
         unknown = list(self.model_extra or ())
-        return ["instructions", *unknown] if self.instructions else unknown
+        is_ignored = self.instructions and not names.takes_instructions
+        return ["instructions", *unknown] if is_ignored else unknown
 
 
 class SpeechSettings(VoiceSettings):
@@ -286,6 +290,7 @@ def to_synthesis(
         model=model,
         lora=lora,
         voice=_voice(body, names.voices),
+        instructions=body.instructions if names.takes_instructions else "",
         audio_format=pb.AudioFormat(encoding=encoding, sample_rate_hertz=rate),
         speaking_rate=body.speed,
         pitch=body.pitch,

@@ -6,7 +6,7 @@ The path is that of gRPC's StreamingSynthesize: the same messages, checks, limit
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -78,7 +78,7 @@ async def converse(session: Session) -> None:
     request, times = host.speech.check_session(first, call.request_id)
     async with aclosing(_requests(session)) as requests:
         events = host.speech.converse(request, times, requests)
-        writer = EventWriter(session, frame)
+        writer = EventWriter(session, frame, frame.ignored_by(host.speech.synthesizer))
         async with host.enter(call), aclosing(events):
             async for event in events:
                 note_event(call, host.metrics, event)
@@ -118,8 +118,9 @@ async def _request(text: str) -> Request | None:
 class EventWriter:
     """Writer of a session's events as messages."""
 
-    def __init__(self, session: Session, frame: SessionFrame) -> None:
+    def __init__(self, session: Session, frame: SessionFrame, ignored: Sequence[str]) -> None:
         self._session, self._frame = session, frame
+        self._ignored = [name[:MAX_NAME] for name in ignored[:MAX_IGNORED]]
         self._rate = 1  # Hz; set by the first event
 
     async def write(self, event: SessionEvent) -> None:
@@ -160,7 +161,7 @@ class EventWriter:
             "media_type": self._frame.media_type,
             "sample_rate": self._rate,
             "seed": event.seed,
-            "ignored": [name[:MAX_NAME] for name in self._frame.ignored[:MAX_IGNORED]],
+            "ignored": self._ignored,
         }
 
     def _seconds(self, num_samples: int) -> float:

@@ -56,7 +56,7 @@ async def _chat(exchange: Exchange) -> None:
     if body.spoken is None:
         await _generate(exchange, body, message, ChatResponse(exchange, body, body.logprobs))
     else:
-        exchange.name_ignored((*body.ignored, *body.spoken.ignored))
+        exchange.name_ignored((*body.ignored, *body.spoken.ignored_by(host.speaker.names)))
         await speak_chat(exchange, body, body.spoken, message)
 
 

@@ -57,6 +57,7 @@ class SpeakerNames:
     adapters: tuple[str, ...]
     voices: VoiceRegistry
     sample_rate: int
+    takes_instructions: bool = False  # the contract does not tell
 
 
 class RemoteSpeaker:

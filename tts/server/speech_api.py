@@ -27,6 +27,7 @@ from tts.textgen.spoken import SpokenSession
 from tts.v1 import speech_pb2 as pb
 
 MAX_FLUSH_ID = 128
+MAX_INSTRUCTIONS = 2000  # characters
 UNARY_OVERHEAD_BYTES = 64 * 1024
 MAX_SAMPLE_BYTES = dict.fromkeys(AudioEncoding, 2.5) | {
     AudioEncoding.PCM_F32LE: 4.0,
@@ -211,11 +212,21 @@ class SpeechApi:
         return synthesizer
 
     def _with_voice(self, request: SpeechRequest, config: pb.SynthesisConfig) -> SpeechRequest:
-        if config.instructions:
+        instructions = config.instructions
+        if instructions and not self.synthesizer.takes_instructions:
             text = "this model takes no instructions; leave them out"
             raise PreconditionError(Precondition.INSTRUCTIONS, text)
+        with Violations() as wrong:
+            limit = f"may have {MAX_INSTRUCTIONS} characters"
+            is_short = len(instructions) <= MAX_INSTRUCTIONS
+            wrong.require(is_short, f"{request.path}.instructions", limit)
         voice = read_voice(config.voice, self.synthesizer, f"{request.path}.voice")
-        return replace(request, voice=voice)
+        if not instructions:
+            return replace(request, voice=voice)
+        cast = {
+            name: replace(other, instructions=instructions) for name, other in request.cast.items()
+        }
+        return replace(request, voice=replace(voice, instructions=instructions), cast=cast)
 
     def _longest_whole_s(self, request: SpeechRequest) -> float:
         """Return the seconds of audio that are certain to fit into one message."""

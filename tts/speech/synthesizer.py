@@ -88,6 +88,11 @@ class Synthesizer:
         return self.settings.model
 
     @property
+    def takes_instructions(self) -> bool:
+        """Whether the model reads how a text is to be spoken, in words."""
+        return self.settings.traits.takes_instructions
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters for requests."""
         return self.settings.adapters

@@ -53,6 +53,7 @@ class Voice:
     codec: str = ""  # identity of the codec that a created voice's codes are of
     pronunciations: tuple[Pronunciation, ...] = ()  # of all texts in this voice
     language: str = ""  # BCP-47 code of the text that a request has for the voice; "": not stated
+    instructions: str = ""  # style in words, of a request
 
     @property
     def texts(self) -> tuple[str, ...]:

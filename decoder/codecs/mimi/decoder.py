@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -63,34 +63,26 @@ class KeptState:
     state: MimiState
 
 
-class MimiDecoder(WindowNetwork):
-    """Mimi decoder: causal attention and convolutions; masks have no effect, state can be kept."""
+class CausalNetwork(Protocol):
+    """Network of causal layers."""
 
-    supported_options = frozenset(
-        {"token_rate_hz", "max_batch", "pcm_format", "stateful", "num_codebooks"}
-    )
+    def __call__(
+        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
+    ) -> tuple[Tensor, MimiState]:
+        """Return samples [B, S] of codes [B, F, K] behind a state, and the new state.
 
-    def __init__(self, spec: CodecSpec, network: MimiNetwork, source: CodecSource) -> None:
+        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        """
+
+
+class CausalDecoder(WindowNetwork):
+    """Decoder of frames whose network can continue a stream from the state of its layers."""
+
+    def __init__(self, spec: CodecSpec, network: CausalNetwork, source: CodecSource) -> None:
         self.spec = spec
         self.options = source.options
         self._network = network
         self.device = source.device
-        self._clips = TransformersEncoder(source, spec, spec.sample_rate)
-
-    @classmethod
-    def create(cls, source: CodecSource) -> MimiDecoder:
-        """Create from a source; raises DecoderConfigError for an invalid file, size or option."""
-        in_all = scalar(source.config, "mimi", "num_quantizers", 32)
-        config = mimi_config(source.config, chosen_codebooks("mimi", in_all, source.options))
-        rate = scalar(source.config, "mimi", "sampling_rate", 24_000)
-        spec = finish_spec(mimi_spec(config, rate), source)
-        names = mimi_names(config)
-        network = load_or_random(lambda: MimiNetwork(config), names, source, without_training_flags)
-        return cls(spec, network, source)
-
-    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
-        """See TransformersEncoder.encode."""
-        return self._clips.encode(samples)
 
     def decode_next(
         self, windows: Sequence[DecodeWindow], kept: Sequence[object]
@@ -121,8 +113,35 @@ class MimiDecoder(WindowNetwork):
     def run(self, inputs: WindowInputs) -> Tensor:
         """See WindowNetwork.run."""
         (codes,) = inputs.tensors
-        samples: Tensor = self._network(codes, skipped=inputs.key)[0]
+        samples = self._network(codes, skipped=inputs.key)[0]
         return samples[:, inputs.key :]
+
+
+class MimiDecoder(CausalDecoder):
+    """Mimi decoder: causal attention and convolutions; masks have no effect, state can be kept."""
+
+    supported_options = frozenset(
+        {"token_rate_hz", "max_batch", "pcm_format", "stateful", "num_codebooks"}
+    )
+
+    def __init__(self, spec: CodecSpec, network: MimiNetwork, source: CodecSource) -> None:
+        super().__init__(spec, network, source)
+        self._clips = TransformersEncoder(source, spec, spec.sample_rate)
+
+    @classmethod
+    def create(cls, source: CodecSource) -> MimiDecoder:
+        """Create from a source; raises DecoderConfigError for an invalid file, size or option."""
+        in_all = scalar(source.config, "mimi", "num_quantizers", 32)
+        config = mimi_config(source.config, chosen_codebooks("mimi", in_all, source.options))
+        rate = scalar(source.config, "mimi", "sampling_rate", 24_000)
+        spec = finish_spec(mimi_spec(config, rate), source)
+        names = mimi_names(config)
+        network = load_or_random(lambda: MimiNetwork(config), names, source, without_training_flags)
+        return cls(spec, network, source)
+
+    def encode(self, samples: np.ndarray) -> tuple[int, ...]:
+        """See TransformersEncoder.encode."""
+        return self._clips.encode(samples)
 
 
 def without_training_flags(name: str) -> tuple[str, ...]:

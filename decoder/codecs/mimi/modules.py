@@ -215,31 +215,26 @@ class Codebook(nn.Module):
     embed_sum: Tensor
     cluster_usage: Tensor
 
-    def __init__(self, config: MimiConfig) -> None:
+    def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        self.register_buffer("embed_sum", torch.randn(config.codebook_size, config.codebook_dim))
-        self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
+        self.register_buffer("embed_sum", torch.randn(size, dim))
+        self.register_buffer("cluster_usage", torch.ones(size))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Map codes [B, T] to [B, T, codebook_dim]."""
+        """Map codes [B, T] to [B, T, dim]."""
         return self.embed_sum[codes] / self.cluster_usage[codes].clamp(min=MIN_USAGE)[..., None]
 
 
 class Codebooks(nn.Module):
-    """Several residual codebooks and their common projection."""
+    """Several residual codebooks of vectors [dim] and their common projection to [out]."""
 
-    def __init__(self, config: MimiConfig, count: int) -> None:
+    def __init__(self, count: int, size: int, dim: int, out: int) -> None:
         super().__init__()
-        self.books = nn.ModuleList(Codebook(config) for _ in range(count))
-        has_projection = config.codebook_dim != config.hidden_size
-        self.projection = (
-            nn.Conv1d(config.codebook_dim, config.hidden_size, 1, bias=False)
-            if has_projection
-            else None
-        )
+        self.books = nn.ModuleList(Codebook(size, dim) for _ in range(count))
+        self.projection = nn.Conv1d(dim, out, 1, bias=False) if dim != out else None
 
     def forward(self, codes: Sequence[Tensor]) -> Tensor:
-        """Map one [B, T] of codes per codebook to [B, hidden_size, T]."""
+        """Map one [B, T] of codes per codebook to [B, out, T]."""
         total = torch.stack([book(part) for book, part in zip(self.books, codes, strict=True)])
         x = total.sum(0).transpose(1, 2)
         return x if self.projection is None else self.projection(x)
@@ -252,9 +247,10 @@ class MimiNetwork(nn.Module):
         super().__init__()
         self.config = config
         dim = config.num_filters * 2 ** len(config.ratios)
-        self.semantic = Codebooks(config, config.num_semantic)
+        books = (config.codebook_size, config.codebook_dim, config.hidden_size)
+        self.semantic = Codebooks(config.num_semantic, *books)
         num_acoustic = config.num_codebooks - config.num_semantic
-        self.acoustic = Codebooks(config, num_acoustic) if num_acoustic else None
+        self.acoustic = Codebooks(num_acoustic, *books) if num_acoustic else None
         self.upsample = CausalUpsampling(
             config.hidden_size, config.hidden_size, config.upsampling, depthwise=True
         )

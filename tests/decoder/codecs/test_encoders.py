@@ -24,6 +24,7 @@ from tests.decoder.small_codecs import (
     write_dac,
     write_mimi,
     write_neucodec,
+    write_qwen3_tts_codec,
     write_snac,
     write_xcodec2,
 )
@@ -32,6 +33,7 @@ WRITERS = {
     "dac": write_dac,
     "mimi": write_mimi,
     "neucodec": write_neucodec,
+    "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
     "snac": write_snac,
     "xcodec2": write_xcodec2,
 }
@@ -69,7 +71,7 @@ def reference_codes(codec: Codec, clip: np.ndarray) -> torch.Tensor:
         coarse, middle, fine = codec.reference.encode(torch.from_numpy(clip)[None, None])
         order = (coarse, middle[:, ::2], fine[:, ::4], fine[:, 1::4])
         return torch.cat((*order, middle[:, 1::2], fine[:, 2::4], fine[:, 3::4]))
-    if codec.name in ("dac", "mimi"):
+    if codec.name in ("dac", "mimi", "qwen3_tts_tokenizer_12hz"):
         return codec.reference.encode(torch.from_numpy(clip)[None, None]).audio_codes[0]
     import transformers
 

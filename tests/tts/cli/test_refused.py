@@ -163,6 +163,7 @@ def test_lines_of_a_script_are_joined_in_linear_time() -> None:
         (["-v", "../x"], "--voice: is no voice name"),
         (["-r", "9"], "--rate: must be in [0.25, 4]"),
         (["--temperature", "3"], "--temperature: must be in [0, 2]"),
+        (["--instructions", "Sing."], "this model takes no instructions"),
         (["--sample-rate", "1"], "--sample-rate: must be 0"),
         (["--buffer", "9999"], "--buffer: must be in"),
         (["--language", "??"], "--language: must be a BCP-47 tag"),

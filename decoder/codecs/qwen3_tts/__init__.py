@@ -1,0 +1,1 @@
+"""Codec of Qwen3-TTS at 12.5 frames a second."""

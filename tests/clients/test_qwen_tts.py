@@ -1,0 +1,168 @@
+"""Qwen3-TTS against the package qwen-tts 0.1.1, which needs another transformers: whole models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.decoder.qwen3_tts_reference import write_reference
+from tests.tts.family_checkpoints import write_qwen3_tts_family
+from tests.tts.family_services import configured
+from tts.factory import create_service
+from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
+from tts.voices.types import Voice, VoicePrompt
+
+pytestmark = pytest.mark.timeout(1800)  # half a gigabyte of packages
+
+PACKAGES = [
+    "qwen-tts==0.1.1",
+    "transformers==4.57.3",
+    "huggingface-hub<1",
+    "tokenizers>=0.22,<0.23",
+    *("accelerate==1.12.0", "einops", "librosa", "audioread", "lazy_loader", "soxr", "numba"),
+    *("llvmlite", "joblib", "decorator", "pooch", "scipy", "threadpoolctl"),
+    *("msgpack", "platformdirs", "requests", "urllib3", "idna", "certifi", "charset-normalizer"),
+]
+COUNT, NUM_FRAMES = 7, 12
+SOUNDS, MARKS = 16, 1024  # of the first codebook
+TALKER: dict[str, Any] = {
+    "vocab_size": SOUNDS + MARKS,
+    "codec_pad_id": 20,
+    "codec_bos_id": 21,
+    "codec_eos_token_id": 22,
+    "codec_think_id": 26,
+    "codec_nothink_id": 27,
+    "codec_think_bos_id": 28,
+    "codec_think_eos_id": 29,
+    "codec_language_id": {"chinese": 55, "english": 50, "sichuan_dialect": 62},
+    "spk_id": {"vivian": 65, "eric": 75},
+    "spk_is_dialect": {"vivian": False, "eric": "sichuan_dialect"},
+}
+CODES = tuple((place * 5) % SOUNDS for place in range(5 * COUNT))
+INSTRUCTIONS = "Be glad, hello."
+
+REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
+    "custom_voice": [
+        (
+            {"text": "hello, you.", "speaker": "vivian"},
+            Voice("vivian", speaker="vivian"),
+        ),
+        (
+            {
+                "text": "hello.",
+                "speaker": "Eric",
+                "language": "Chinese",
+                "instruct": INSTRUCTIONS,
+            },
+            Voice("eric", speaker="eric", language="zh", instructions=INSTRUCTIONS),
+        ),
+        (
+            {"text": "hello.", "speaker": "eric", "language": "English"},
+            Voice("eric", speaker="eric", language="en"),
+        ),
+    ],
+    "voice_design": [
+        (
+            {"text": "hello.", "language": "English", "instruct": INSTRUCTIONS},
+            Voice("default", language="en", instructions=INSTRUCTIONS),
+        ),
+    ],
+    # The embedding of Vivian stands in for that of a recording.
+    "base": [
+        (
+            {
+                "text": "hello.",
+                "reference": {
+                    "codes": [CODES[n : n + COUNT] for n in range(0, len(CODES), COUNT)],
+                    "text": "hello you.",
+                    "speaker": 65,
+                },
+            },
+            Voice("mine", speaker="vivian", prompt=VoicePrompt(CODES, "hello you.")),
+        ),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the package without torch, which is that of this environment."""
+    folder = tmp_path_factory.mktemp("packages")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    subprocess.run([*pip, *PACKAGES], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("hidden", [32, 48])  # of the code predictor; 48 is the talker's, as 0.6B
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_codes_and_samples_are_those_of_the_package(
+    packages: Path, tmp_path: Path, kind: str, hidden: int
+) -> None:
+    folder = write_qwen3_tts_family(
+        tmp_path / "model",
+        talker=TALKER,
+        predictor={"hidden_size": hidden},
+        tts_model_type=kind,
+    )
+    shutil.rmtree(folder / "speech_tokenizer")
+    write_reference(folder / "speech_tokenizer", num_quantizers=COUNT)
+    fill_gaps(folder / "tokenizer.json")
+    requests = tmp_path / "requests.json"
+    requests.write_text(json.dumps([request for request, _ in REQUESTS[kind]]))
+    program = Path(__file__).with_name("qwen_tts_reference.py")
+    arguments = [program, folder, requests, tmp_path / "out.safetensors"]
+    environment = os.environ | {"PYTHONPATH": str(packages)}
+    command = [sys.executable, *map(str, arguments)]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    expected = load_file(tmp_path / "out.safetensors")
+    found = asyncio.run(spoken(folder, [voice for _, voice in REQUESTS[kind]], kind))
+    for place, (codes, samples) in enumerate(found):
+        theirs = expected[f"{place}.codes"]
+        prompt = len(CODES) // COUNT if kind == "base" else 0
+        assert torch.equal(torch.tensor(codes).view(-1, COUNT), theirs[prompt:])
+        assert len(theirs) > prompt
+        theirs_spoken = expected[f"{place}.samples"].numpy()
+        assert len(samples) == len(theirs_spoken) > 0
+        np.testing.assert_allclose(samples, theirs_spoken, atol=1e-5)
+
+
+def fill_gaps(path: Path) -> None:
+    """Give every text id a token: transformers numbers the added ones from the last of them."""
+    data = json.loads(path.read_text())
+    names = {index: token for token, index in data["model"]["vocab"].items()}
+    size = min(token["id"] for token in data["added_tokens"])
+    data["model"]["vocab"] = {names.get(k, f"<text {k}>"): k for k in range(size)}
+    path.write_text(json.dumps(data))
+
+
+async def spoken(
+    folder: Path, voices: list[Voice], kind: str
+) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """Return greedy codes and samples of each request, by the service."""
+    values = {"audio_decoder_config": {"stateful": True, "pcm_format": "f32le"}}
+    service = create_service(configured(folder, run_model_test_mode=False, **values))
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    found = []
+    for voice, (request, _) in zip(voices, REQUESTS[kind], strict=True):
+        sampling = SamplingOverrides(temperature=0.0, max_tokens=COUNT * NUM_FRAMES)
+        asked = SpeechRequest(request["text"], voice=voice, sampling=sampling)
+        codes: tuple[int, ...] = ()
+        data = b""
+        async for event in synthesizer.stream(asked):
+            if isinstance(event, AudioChunk):
+                codes, data = event.carry, data + event.data
+        found.append((codes, np.frombuffer(data, "<f4")))
+    await service.client.close()
+    return found

@@ -1,0 +1,308 @@
+"""Qwen3-TTS in the core: logits and greedy frames are those of Qwen3 and Qwen3-Omni's predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llm.engine.engine import Engine, assemble_engine, create_engine
+from llm.errors import CheckpointError, ConfigError, RequestError
+from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.pipeline.overlap import OverlapTextGenerationPipeline
+from llm.pipeline.text_generation import TextGenerationPipeline
+from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
+from llm.runner.model_runner import ModelRunner
+from tests.llm.engine.running import running
+from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
+from tests.llm.lora.adapters import merge, write_adapter
+from tests.llm.qwen3_tts_checkpoints import (
+    CODEBOOKS,
+    CODES,
+    END,
+    LATER,
+    PAD,
+    TEXT_IDS,
+    Reference,
+    edit_config,
+    paired,
+    write_qwen3_tts,
+)
+from tests.llm.runner.host_graphs import use_graphs
+from tests.llm.runner.late_stream import LateStream
+
+NUM_FRAMES = 10
+MARKED: tuple[Token, ...] = (34, 5, 7, paired(PAD, 13), paired(36, 18), paired(9, 12))
+MIXED: tuple[Token, ...] = (*MARKED, (18, 2, 1, 0), (0, 0, 0, 0), 7, (3, 10, 10, 4), paired(PAD, 0))
+LONG: tuple[Token, ...] = tuple((n % CODES, (n * 7) % LATER, 3, n % LATER) for n in range(25))
+PROMPTS: list[tuple[Token, ...]] = [
+    MARKED,
+    MIXED,
+    (1,),
+    (*MARKED, *LONG, paired(4, 2)),
+    (*MARKED, *LONG, paired(4, 3)),
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_FRAMES)
+
+Frames = list[Token]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen3_tts(tmp_path_factory.mktemp("qwen3_tts") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Frames]:
+    model = Reference.read(folder)
+    return [list(model.frames(prompt, NUM_FRAMES)) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with running(create_engine(pipeline_config(folder, max_batch_size=8))) as made:
+        yield made
+
+
+def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> Iterator[TokenChunk]:
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_FRAMES} | values)
+    return engine.submit(Request(name, tuple(prompt), sampling))
+
+
+def frames_of(chunks: Iterator[TokenChunk]) -> Frames:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def compared(folder: Path) -> float:
+    """Return the largest difference of the logits of a frame's codes from the reference's."""
+    runner, frame = ModelRunner(pipeline_config(folder)), (4, 10, 0, 7)
+    runner.initialize()
+    wanted = Reference.read(folder).logits(MIXED, frame)
+    with torch.inference_mode():
+        outputs = runner.forward(runner.prepare(batch(row(MIXED, PAGES))))
+        decoder = runner.loaded_model.frame_decoder
+        assert decoder is not None
+        assert outputs.hidden_states is not None
+        progress = decoder.begin(outputs.hidden_states)
+        later = [progress.next_logits(torch.tensor([code]))[0] for code in frame[:-1]]
+    found = [outputs.next_token_logits[0], *later]
+    assert [len(one) for one in found] == [CODES] * CODEBOOKS
+    pairs = list(zip(found, wanted, strict=True))
+    assert all(bool(one[len(other) :].isneginf().all()) for one, other in pairs)
+    return max(float((one[: len(other)] - other).abs().max()) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"predictor": {"hidden_size": 48}},  # as the 0.6B: no projection
+        {"predictor": {"vocab_size": CODES}},
+        {"seed": 1, "talker": {"rope_scaling": None, "tie_word_embeddings": True}},
+    ],
+)
+def test_logits_of_every_codebook(tmp_path: Path, keys: dict[str, Any]) -> None:
+    assert compared(write_qwen3_tts(tmp_path, **keys)) < 1e-4
+
+
+def test_greedy_frames_alone_and_streamed(engine: Engine, expected: list[Frames]) -> None:
+    assert any(len(frames) == NUM_FRAMES for frames in expected)
+    for place, prompt in enumerate(PROMPTS):
+        chunks = list(ask(engine, f"alone{place}", prompt))
+        assert [token for chunk in chunks for token in chunk.token_ids] == expected[place]
+        assert max(len(chunk.token_ids) for chunk in chunks) == 1
+        assert chunks[-1].output_tokens == len(expected[place])
+        assert chunks[-1].prompt_tokens == len(prompt)
+
+
+def overlapping(folder: Path) -> Engine:
+    config = pipeline_config(folder, max_batch_size=8, max_num_steps=1)
+    return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
+
+
+def captured(folder: Path, *, overlaps: bool) -> Engine:
+    """Return an engine that replays forwards and samples inside of them."""
+    config = pipeline_config(folder, max_batch_size=8, max_batch_input_tokens=48)
+    pipeline: TextGenerationPipelineInterface = TextGenerationPipeline(config)
+    if overlaps:
+        pipeline = OverlapTextGenerationPipeline(config, stream=LateStream())
+    pipeline.runner.sample_on_device()
+    use_graphs(pipeline.runner)
+    return assemble_engine(pipeline, config)
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "one step at a time": lambda f: create_engine(pipeline_config(f, max_batch_size=8)),
+    "prompts in chunks": lambda f: create_engine(
+        pipeline_config(f, max_batch_size=3, max_batch_input_tokens=8)
+    ),
+    "several steps a turn": lambda f: create_engine(pipeline_config(f, max_num_steps=4)),
+    "ahead of the results": overlapping,
+    "replayed": lambda f: captured(f, overlaps=False),
+    "replayed ahead": lambda f: captured(f, overlaps=True),
+}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_greedy_frames_in_a_batch(folder: Path, expected: list[Frames], kind: str) -> None:
+    with running(ENGINES[kind](folder)) as engine:
+        for turn in range(2):  # the second time from the prefix cache
+            streams = [ask(engine, f"{turn}.{n}", prompt) for n, prompt in enumerate(PROMPTS)]
+            assert [frames_of(stream) for stream in streams] == expected
+        assert engine.drain(60)
+        stats = engine.stats()
+        assert (stats.used_pages, stats.failed_steps) == (0, 0)
+        if kind.startswith("replayed"):
+            assert stats.graphs is not None
+            assert stats.graphs.replays > NUM_FRAMES
+            assert stats.graphs.eager_decodes == 0
+        engine.pipeline.kv_manager.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def replaying(folder: Path) -> Iterator[Engine]:
+    with running(captured(folder, overlaps=False)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_a_seed_gives_the_same_frames_in_any_batch(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    engine = request.getfixturevalue(kind)
+    values = {"temperature": 1.3, "top_k": 9, "top_p": 0.9}
+    kinds: list[dict[str, Any]] = [values, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}]
+
+    def asked(name: str, place: int) -> Iterator[TokenChunk]:
+        return ask(engine, name, PROMPTS[place], seed=place, **kinds[place % len(kinds)])
+
+    alone = [frames_of(asked(f"alone{n}", n)) for n in range(len(PROMPTS))]
+    streams = [asked(f"batch{n}", n) for n in range(len(PROMPTS))]
+    assert [frames_of(stream) for stream in streams] == alone
+    for frame in (frame for frames in alone for frame in frames):
+        assert not isinstance(frame, int)
+        assert max(frame[1:]) < LATER
+        assert frame[0] != END
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_a_first_code_ends_a_sequence(request: pytest.FixtureRequest, kind: str) -> None:
+    """Whatever the other codes are; before `min_tokens` no frame begins with it."""
+    engine = request.getfixturevalue(kind)
+    values = {"temperature": 9.0, "allowed_ranges": ((1, 3), (END, END + 1)), "seed": 3}
+    chunks = list(ask(engine, "ends", (1, 2), max_tokens=200, **values))
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert END not in {frame[0] for frame in frames_of(iter(chunks)) if not isinstance(frame, int)}
+    later = frames_of(ask(engine, "later", (1, 2), max_tokens=200, min_tokens=40, **values))
+    assert len(later) >= 40
+    assert {frame[0] for frame in later if not isinstance(frame, int)} == {1, 2}
+
+
+def test_a_cancelled_request_leaves_the_others_alone(
+    engine: Engine, expected: list[Frames]
+) -> None:
+    free = SamplingParams(max_tokens=200, ignore_eos=True)
+    doomed = engine.submit(Request("doomed", MIXED, free))
+    others = [ask(engine, f"kept{n}", prompt) for n, prompt in enumerate(PROMPTS)]
+    assert next(doomed).finish_reason is None
+    doomed.cancel()
+    assert [frames_of(stream) for stream in others] == expected
+    assert list(doomed)[-1].finish_reason is FinishReason.CANCELLED
+    assert engine.stats().used_pages == 0
+
+
+def test_adapters_change_the_talker(folder: Path, tmp_path: Path, expected: list[Frames]) -> None:
+    """Requests with and without an adapter in one batch; those with it as if it were merged."""
+    adapter = write_adapter(tmp_path / "adapter", folder, gain=0.5)
+    factors = load_file(adapter / "adapter_model.safetensors")
+    own = {name: factor for name, factor in factors.items() if ".talker.model.layers." in name}
+    save_file(own, adapter / "adapter_model.safetensors")
+    model = Reference.read(merge(folder, adapter, tmp_path / "merged"))
+    lora = {"enable_lora": True, "lora_paths": [f"mine={adapter}"]}
+    with running(create_engine(pipeline_config(folder, lora=lora))) as engine:
+        plain = [ask(engine, f"plain{n}", prompt) for n, prompt in enumerate(PROMPTS)]
+        adapted = [
+            engine.submit(Request(f"adapted{n}", prompt, GREEDY, lora="mine"))
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        assert [frames_of(stream) for stream in plain] == expected
+        found = [frames_of(stream) for stream in adapted]
+    assert found == [model.frames(prompt, NUM_FRAMES) for prompt in PROMPTS]
+    assert found != expected
+
+
+def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> None:
+    with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
+        cached = []
+        for name, code in (("a", 3), ("b", 3), ("c", 4)):
+            last = list(ask(engine, name, (1, 2, 3, 4, 5, 6, 7, paired(8, code), 1)))[-1]
+            cached.append(last.cached_prompt_tokens)
+        assert cached == [0, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "values", "message"),
+    [
+        ((1, (1, 2, 3)), {}, "prompt token 1 is not a text id below"),
+        (((1, 2, LATER, 1),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
+        (((CODES, 2, 3, 1),), {}, "prompt token 0 is not"),
+        ((paired(TEXT_IDS - 1, CODES - 1) + 1,), {}, "prompt token 0 is not"),
+        ((1,), {"repetition_penalty": 1.1}, "does not support penalties"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused(
+    engine: Engine, prompt: tuple[Token, ...], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        ask(engine, "wrong", prompt, **values)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "message"),
+    [
+        ((), {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25hz' is not supported"),
+        ((), {"tts_pad_token_id": TEXT_IDS}, f"tts_pad_token_id={TEXT_IDS} is no text id"),
+        ((), {"talker_config": []}, "talker_config must be an object"),
+        (("talker_config",), {"num_code_groups": 5}, "num_code_groups=4 does not fit the talker's"),
+        (("talker_config",), {"num_code_groups": 1}, "num_code_groups=1 is not in 2"),
+        (("talker_config",), {"codec_eos_token_id": CODES}, f"codec_eos_token_id={CODES} is no"),
+        (("talker_config",), {"vocab_size": 7}, "vocab_size=7 is below the code predictor's 11"),
+        (("talker_config",), {"text_vocab_size": 2**30}, "exceeds 31 bits"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused(
+    folder: Path, tmp_path: Path, path: tuple[str, ...], keys: dict[str, Any], message: str
+) -> None:
+    """Before any weight is read: there are none."""
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    edit_config(tmp_path, *path, **keys)
+    with pytest.raises(CheckpointError, match=message):
+        create_engine(pipeline_config(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["lm_head.2.weight", "model.codec_embedding.2.weight"])
+def test_a_missing_codebook_is_an_error(folder: Path, tmp_path: Path, name: str) -> None:
+    weights = load_file(write_qwen3_tts(tmp_path) / "model.safetensors")
+    del weights[f"talker.code_predictor.{name}"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="the weights do not have 4 codebooks"):
+        create_engine(pipeline_config(tmp_path))
+
+
+def test_the_speaker_encoder_is_left_to_the_service(tmp_path: Path) -> None:
+    weights = load_file(write_qwen3_tts(tmp_path) / "model.safetensors")
+    save_file(
+        weights | {"speaker_encoder.fc.weight": torch.ones(3)}, tmp_path / "model.safetensors"
+    )
+    create_engine(pipeline_config(tmp_path)).shutdown()
+
+
+def test_the_length_is_that_of_the_talker(engine: Engine, folder: Path) -> None:
+    assert engine.pipeline.max_seq_len == 256
+    with pytest.raises(ConfigError, match=r"max_length=257 .*max_position_embeddings=256"):
+        create_engine(pipeline_config(folder, max_length=257))

@@ -1,0 +1,324 @@
+"""Qwen3-TTS as a service: languages, voices, instructions and recordings, and errors at start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from decoder.codecs.qwen3_tts.decoder import codec_spec, read_config
+from llm import CheckpointError, Token
+from tests.decoder.qwen3_tts_reference import DECODER, write_reference
+from tests.llm import qwen3_tts_checkpoints as checkpoints
+from tests.llm.qwen3_tts_checkpoints import Reference, edit_config
+from tests.tts.family_checkpoints import (
+    QWEN3_TTS_CODEC,
+    SNAC_CODEC,
+    write_qwen3_tts_family,
+)
+from tests.tts.family_services import CASES, Running, configured
+from tests.tts.http.http_serving import HttpServing, run_with_http
+from tests.tts.serving import (
+    Serving,
+    collect_speech,
+    error_of,
+    hum,
+    reason_of,
+    run_with_server,
+    wav,
+)
+from tts.errors import PreconditionError
+from tts.factory import create_service
+from tts.families.base import Checkpoint, SpeechFamily
+from tts.families.registry import find_family
+from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
+from tts.v1 import speech_pb2 as pb
+from tts.voices.types import Voice, VoicePrompt
+
+SIZE = 151_936
+PAD, BOS, EOS = 151_671, 151_672, 151_673
+CODEC_PAD, CODEC_BOS, END = 2148, 2149, 2150
+THINK, NOTHINK, BEGIN, CLOSE = 2154, 2155, 2156, 2157
+CHINESE, ENGLISH, SICHUAN, VIVIAN, ERIC = 2055, 2050, 2062, 3065, 2875
+ROLE = [(151_644, None), (77_091, None), (198, None)]
+HELLO = [(BOS, CODEC_PAD), (14_990, CODEC_PAD), (EOS, CODEC_PAD), (PAD, CODEC_BOS)]
+
+on_service = pytest.mark.parametrize(
+    "running",
+    [case for case in CASES if case.name == "qwen3_tts"],
+    indirect=True,
+    ids=lambda case: case.name,
+    scope="session",
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen3_tts_family(tmp_path_factory.mktemp("qwen3_tts") / "model")
+
+
+def family_of(written: Path, folder: Path, *path: str, **keys: Any) -> SpeechFamily:
+    """Return the family of the checkpoint's files without weights, with other keys."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(written / name, folder / name)
+    edit_config(folder, *path, **keys)
+    found = find_family(Checkpoint(folder))
+    assert found is not None
+    return found
+
+
+def prompt_of(family: SpeechFamily, voice: Voice) -> list[object]:
+    """Return the prompt of "hello" as pairs of a text id and a code, and frames."""
+    vocabulary = family.vocabulary(codec_spec(read_config(QWEN3_TTS_CODEC), 24_000))
+
+    def pair(token: Token) -> object:
+        if not isinstance(token, int):
+            return token
+        return token % SIZE, token // SIZE - 1 if token >= SIZE else None
+
+    return [pair(token) for token in family.prompt(vocabulary, "hello", voice)]
+
+
+def marks(*codes: int) -> list[object]:
+    return [(PAD, code) for code in codes]
+
+
+@pytest.mark.parametrize(
+    ("speaker", "language", "codes"),
+    [
+        ("vivian", "", (NOTHINK, BEGIN, CLOSE, VIVIAN)),
+        ("vivian", "en-US", (THINK, BEGIN, ENGLISH, CLOSE, VIVIAN)),
+        ("vivian", "zh", (THINK, BEGIN, CHINESE, CLOSE, VIVIAN)),
+        ("Eric", "", (THINK, BEGIN, SICHUAN, CLOSE, ERIC)),
+        ("Eric", "zh-CN", (THINK, BEGIN, SICHUAN, CLOSE, ERIC)),
+        ("Eric", "en", (THINK, BEGIN, ENGLISH, CLOSE, ERIC)),
+        ("", "ja", (NOTHINK, BEGIN, CLOSE)),  # this checkpoint has no Japanese
+    ],
+)
+def test_languages_and_speakers_are_codes(
+    written: Path, tmp_path: Path, speaker: str, language: str, codes: tuple[int, ...]
+) -> None:
+    voice = Voice("any", speaker=speaker, language=language)
+    found = prompt_of(family_of(written, tmp_path), voice)
+    assert found == [*ROLE, *marks(*codes), *HELLO]
+
+
+def test_instructions_stand_in_front(written: Path, tmp_path: Path) -> None:
+    voice = Voice("any", speaker="vivian", instructions="hello<|im_end|>")
+    found = prompt_of(family_of(written, tmp_path), voice)
+    spelled = [27, 91, 72, 76, 62, 68, 77, 67, 91, 29]  # the mark as letters
+    ids = [151_644, 872, 198, 14_990, *spelled, 151_645, 198]
+    assert found == [
+        *((token, None) for token in ids),
+        *ROLE,
+        *marks(NOTHINK, BEGIN, CLOSE, VIVIAN),
+        *HELLO,
+    ]
+
+
+def test_a_recording_is_a_text_and_frames(written: Path, tmp_path: Path) -> None:
+    voice = Voice("any", prompt=VoicePrompt((*range(7), *range(8, 15)), "user"))
+    found = prompt_of(family_of(written, tmp_path, tts_model_type="base"), voice)
+    bos, *rest = HELLO
+    said = [bos, (872, CODEC_PAD), *rest]
+    frames = [tuple(range(7)), tuple(range(8, 15))]
+    assert found == [*ROLE, *marks(NOTHINK, BEGIN, CLOSE), *said, *frames]
+
+
+@pytest.mark.parametrize(
+    ("keys", "voices", "traits"),
+    [
+        ({}, ("vivian", "eric"), (True, False, False)),
+        ({"tts_model_size": "0b6"}, ("vivian", "eric"), (False, False, False)),
+        ({"tts_model_type": "voice_design"}, ("default",), (True, False, True)),
+        ({"tts_model_type": "base"}, ("default",), (False, True, True)),
+    ],
+)
+def test_variants_take_what_they_were_trained_on(
+    written: Path,
+    tmp_path: Path,
+    keys: dict[str, Any],
+    voices: tuple[str, ...],
+    traits: tuple[bool, ...],
+) -> None:
+    family = family_of(written, tmp_path, **keys)
+    own = family.traits
+    assert tuple(voice.name for voice in family.voices().voices) == voices
+    assert family.voices().voices[0].language_codes == ("zh", "en")
+    assert (own.takes_instructions, own.takes_codes, own.invents_voices) == traits
+
+
+def test_an_unknown_speaker_is_an_error(written: Path, tmp_path: Path) -> None:
+    family = family_of(written, tmp_path)
+    with pytest.raises(CheckpointError, match="no speaker bob; there are: vivian, Eric"):
+        prompt_of(family, Voice("any", speaker="bob"))
+
+
+TALKER = ("talker_config",)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "message"),
+    [
+        ((), {"tts_model_type": "singing"}, "tts_model_type='singing' is not supported"),
+        ((), {"tts_eos_token_id": None}, "tts_eos_token_id=None must be a whole number"),
+        (TALKER, {"codec_bos_id": "x"}, "codec_bos_id='x' must be a whole number"),
+        (TALKER, {"code_predictor_config": 1}, "code_predictor_config must be an object"),
+        (TALKER, {"spk_id": {}}, "a model of named voices must have spk_id"),
+        (TALKER, {"spk_id": {"a": 3072}}, "spk_id must have a code below 3072 for each name"),
+        (TALKER, {"spk_id": {"a/b": 1}}, "the speaker 'a/b' is no name of a voice"),
+        (TALKER, {"codec_language_id": [1]}, "codec_language_id must have a code below 3072"),
+        (TALKER, {"spk_is_dialect": {"Eric": "x"}}, "x of Eric is no known language"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error(
+    written: Path, tmp_path: Path, path: tuple[str, ...], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        family_of(written, tmp_path, *path, **keys)
+
+
+@pytest.mark.parametrize(
+    ("codec", "found"),
+    [
+        (SNAC_CODEC, "frames of 7 below 4096"),
+        (
+            QWEN3_TTS_CODEC
+            | {"decoder_config": QWEN3_TTS_CODEC["decoder_config"] | {"num_quantizers": 5}},
+            "frames of 5 below 16",
+        ),
+    ],
+)
+def test_a_wrong_codec_is_an_error_before_the_model_is_loaded(
+    written: Path, tmp_path: Path, codec: dict[str, object], found: str
+) -> None:
+    family_of(written, tmp_path)  # there are no weights
+    (tmp_path / "speech_tokenizer").mkdir()
+    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(codec))
+    message = f"qwen3_tts: the language model writes frames of 7 codes below 16, codec .* {found}"
+    with pytest.raises(CheckpointError, match=message):
+        create_service(configured(tmp_path))
+
+
+def test_a_missing_codec_is_an_error(written: Path, tmp_path: Path) -> None:
+    family_of(written, tmp_path)
+    with pytest.raises(CheckpointError, match="qwen3_tts needs its codec: put it into"):
+        create_service(configured(tmp_path))
+
+
+@on_service
+def test_greedy_codes_are_those_of_the_reference(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synthesizer = running.service.synthesizer
+    assert synthesizer is not None
+    for name, value in {"TEXT_IDS": SIZE, "PAD": PAD, "END": END, "CODEBOOKS": 7}.items():
+        monkeypatch.setattr(checkpoints, name, value)
+    voice = Voice("mine", speaker="Eric", language="en", instructions="hello")
+    prompt = running.service.prompts.speech_prompt("hello.", voice)
+    model = Reference.read(running.folder)
+    model.weights["talker.codec_head.weight"][16:] = 0  # as far as it is allowed
+    model.weights["talker.codec_head.weight"][END] = 0
+
+    async def listen() -> tuple[int, ...]:
+        codes: tuple[int, ...] = ()
+        sampling = SamplingOverrides(temperature=0.0, max_tokens=7 * 6)
+        request = SpeechRequest("hello.", voice=voice, sampling=sampling)
+        async for event in synthesizer.stream(request):
+            if isinstance(event, AudioChunk):
+                codes = event.carry
+        return codes
+
+    found, frames = asyncio.run(listen()), model.frames(prompt, 6)
+    assert len(frames) == 6
+    assert found == tuple(code for frame in frames for code in frame)
+
+
+@on_service
+def test_instructions_change_speech(running: Running) -> None:
+    async def ask(served: Serving) -> None:
+        plain = await collect_speech(served, "Hello.", max_tokens=70)
+        glad = await collect_speech(served, "Hello.", max_tokens=70, instructions="Be glad.")
+        again = await collect_speech(served, "Hello.", max_tokens=70, instructions="Be glad.")
+        assert plain.data != glad.data == again.data
+        request = pb.SynthesizeRequest(
+            input=pb.SynthesisInput(text="Hello."),
+            config=pb.SynthesisConfig(instructions="x" * 2001),
+        )
+        error = await error_of(served.speech.Synthesize(request))
+        assert "config.instructions" in str(error.details()) + str(error.trailing_metadata())
+
+    run_with_server(running.service, ask)
+
+
+@on_service
+def test_instructions_over_http(running: Running) -> None:
+    async def ask(served: HttpServing) -> None:
+        plain = await served.speak(voice="eric")
+        glad = await served.speak(voice="eric", instructions="Be glad.", other=1)
+        assert plain.status_code == glad.status_code == 200
+        assert plain.content != glad.content
+        assert glad.headers["x-ignored-fields"] == "other"
+
+    run_with_http(running.service, ask)
+
+
+def test_a_small_model_refuses_instructions(tmp_path: Path) -> None:
+    folder = write_qwen3_tts_family(tmp_path / "model", tts_model_size="0b6")
+    service = create_service(configured(folder))
+
+    async def ask(served: Serving) -> None:
+        request = pb.SynthesizeRequest(
+            input=pb.SynthesisInput(text="Hello."), config=pb.SynthesisConfig(instructions="Sing.")
+        )
+        error = await error_of(served.speech.Synthesize(request))
+        assert reason_of(error) == "INSTRUCTIONS_UNAVAILABLE"
+
+    run_with_server(service, ask)
+    asyncio.run(service.client.close())
+
+
+def test_a_base_model_speaks_like_a_recording(tmp_path: Path) -> None:
+    """Its codec encodes the clip; a model of named voices does not take one."""
+    codec = {"num_quantizers": 7, "codebook_size": 16}
+    folder = write_qwen3_tts_family(tmp_path / "model", tts_model_type="base")
+    shutil.rmtree(folder / "speech_tokenizer")
+    write_reference(folder / "speech_tokenizer", **DECODER | codec)
+    service = create_service(configured(folder))
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    clip = wav(hum(1.1, 24_000), 24_000)
+    prompt = asyncio.run(synthesizer.cloner.from_clip(clip, None, "hello"))
+    assert len(prompt.codes) == 330 * 7
+
+    async def ask(served: Serving) -> None:
+        voice = pb.VoiceSelection(prompt=pb.VoicePrompt(audio=wav(hum(1.1)), transcript="hello"))
+        cloned = await collect_speech(served, "Hello.", voice=voice, max_tokens=70)
+        plain = await collect_speech(served, "Hello.", max_tokens=70)
+        assert cloned.data != plain.data
+        assert len(cloned.data) == len(plain.data)
+
+    run_with_server(service, ask)
+    asyncio.run(service.client.close())
+
+
+@on_service
+def test_named_voices_take_no_recording(running: Running) -> None:
+    synthesizer = running.service.synthesizer
+    assert synthesizer is not None
+    with pytest.raises(PreconditionError):
+        asyncio.run(synthesizer.cloner.from_clip(wav(hum(1.0)), None, "hello"))
+
+
+def test_missing_codebooks_are_an_error(tmp_path: Path) -> None:
+    folder = write_qwen3_tts_family(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["talker.code_predictor.lm_head.5.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="the weights do not have 7 codebooks"):
+        create_service(configured(folder))
