@@ -35,6 +35,8 @@ settings.load_profile("suite")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+gc.disable()  # until all modules are imported and all tests collected: almost nothing is garbage
+
 # Background jobs of a shell ignore SIGINT, which programs started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,10 +56,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the interpreted programs in the background, unless several processes run the tests."""
+    gc.freeze()  # half a million objects of modules and tests, which every collection would visit
+    gc.enable()
     if session.config.option.collectonly:
         return
-    gc.collect()
-    gc.freeze()  # half a million objects of modules and tests, which every collection would visit
     is_alone = "PYTEST_XDIST_WORKER" not in os.environ
     commands = [command for item in session.items for command in commands_of(item)]
     session.stash[RUNS] = Interpreter(commands if is_alone else ())
