@@ -18,7 +18,6 @@ from llm.layers.stack import create_stack
 from llm.models.session import EngineSession
 from tests.interpreted import Ended
 
-
 INTERPRETED = (
     "tests/decoder/kernels/interpreted_kernels.py",
     "tests/llm/kernels/interpreted_kernels.py",
