@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -552,6 +553,7 @@ def test_the_scheduler_is_measured_under_its_load() -> None:
             assert (made.num_running, made.num_waiting) in {(8, 20), (7, 20)}
         made.check_integrity()
     report = scheduler.measure(repeat=2, steps=200, running=8, waiting=20)
+    gc.freeze()  # as before: it unfreezes all objects
     step, decode, mixed, planned, wall = report.figures
     assert {len(figure.values) for figure in report.figures} == {2}
     assert min(decode.value, mixed.value) > 0
