@@ -15,8 +15,8 @@ YOUNG_OBJECTS = 50_000  # more than a step creates; Python's default is 700
 def tune_gc() -> None:
     """Exclude all objects that exist now from collection, and collect new ones more rarely.
 
-    Call it when everything that stays is loaded; it also turns the collector on. Cyclic garbage is still found, later and more of
-    it at once.
+    Call it when everything that stays is loaded. Collection is on afterwards: cyclic garbage is
+    still found, later and more of it at once.
     """
     gc.collect()
     gc.freeze()
