@@ -81,9 +81,19 @@ def interpreted(request: pytest.FixtureRequest) -> Ended:
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
     """Limit the threads: tests check behaviour, not speed, and often run in parallel."""
-    count = int(os.environ.get(processors.THREADS, "1"))
-    torch.set_num_threads(count)
-    set_product_threads(count)
+    torch.set_num_threads(num_threads())
+    set_product_threads(num_threads())
+
+
+def num_threads() -> int:
+    """Return the number of threads that `tests.processors` requests, otherwise one."""
+    return int(os.environ.get(processors.THREADS, "1"))
+
+
+@pytest.fixture(autouse=True)
+def one_product_thread(few_threads: None) -> None:
+    """Limit them again: a service takes all cores, on which other tests and servers run, too."""
+    set_product_threads(num_threads())
 
 
 @pytest.fixture(scope="session", autouse=True)
