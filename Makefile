@@ -26,7 +26,7 @@ PYTEST = $(BIN)/python -m pytest -n 2
 # Riva's protos have the paths of their modules in tts: `nvidia` is a package of CUDA's wheels.
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto -I tts/riva/stubs=proto/nvidia/riva
 
-.PHONY: say serve docs test test-gpu mutants fuzz check check-clients on-clients stubs lint type format proto venv clean
+.PHONY: say serve docs test test-gpu mutants fuzz check check-long check-clients on-clients stubs lint type format proto venv clean
 .DEFAULT_GOAL := say
 
 say: export SAY_TEXT := $(value TEXT)
@@ -57,6 +57,10 @@ fuzz: $(DEVELOPMENT)
 
 check: $(DEVELOPMENT) stubs lint type docs
 	$(PYTEST)
+
+# A soak test and whole benchmarks at small sizes: half a minute each, on all cores.
+check-long: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m long
 
 # Programs and checkpoints of others beside ours, in an environment of their own.
 check-clients:

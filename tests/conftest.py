@@ -35,6 +35,8 @@ settings.load_profile("suite")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+gc.disable()  # until all modules are imported and all tests collected: almost nothing is garbage
+
 # Background jobs of a shell ignore SIGINT, which programs started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,10 +56,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the interpreted programs in the background, unless several processes run the tests."""
+    gc.freeze()  # half a million objects of modules and tests, which every collection would visit
+    gc.enable()
     if session.config.option.collectonly:
         return
-    gc.collect()
-    gc.freeze()  # half a million objects of modules and tests, which every collection would visit
     is_alone = "PYTEST_XDIST_WORKER" not in os.environ
     commands = [command for item in session.items for command in commands_of(item)]
     session.stash[RUNS] = Interpreter(commands if is_alone else ())
@@ -79,9 +81,19 @@ def interpreted(request: pytest.FixtureRequest) -> Ended:
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
     """Limit the threads: tests check behaviour, not speed, and often run in parallel."""
-    count = int(os.environ.get(processors.THREADS, "1"))
-    torch.set_num_threads(count)
-    set_product_threads(count)
+    torch.set_num_threads(num_threads())
+    set_product_threads(num_threads())
+
+
+def num_threads() -> int:
+    """Return the number of threads that `tests.processors` requests, otherwise one."""
+    return int(os.environ.get(processors.THREADS, "1"))
+
+
+@pytest.fixture(autouse=True)
+def one_product_thread(few_threads: None) -> None:
+    """Limit them again: a service takes all cores, on which other tests and servers run, too."""
+    set_product_threads(num_threads())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,8 +1,8 @@
 """Triton kernels in Triton's interpreter, in separate processes in parallel with the tests.
 
 Triton chooses between compiler and interpreter at import, so that each program needs a process.
-Together they take a minute of one core: they start one after the other when the tests have been
-collected, and a test waits for the rest of its program. When several processes run the tests
+Together they take half a minute of one core: they start one after the other when the tests have
+been collected, and a test waits for the rest of its program. When several processes run the tests
 (pytest-xdist), a program starts when its test requests it.
 """
 
@@ -63,7 +63,7 @@ class Interpreter:
             raise RuntimeError("the tests have ended")
         self._running = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", *command],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
+            env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -22,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 THREADS, BLAS = "SONANT_TEST_THREADS", "SONANT_TEST_BLAS"
-ORDER_CHANGING = "order-changing"
+OWN, ORDER_CHANGING = "own", "order-changing"
 
 Settings = Mapping[str, str]
 
@@ -72,19 +72,18 @@ def combinations() -> Iterator[Settings]:
 
 
 def quick_combinations() -> Iterator[Settings]:
-    """Iterate over the values of all variables at once, on two threads; and the replacement.
+    """Iterate over the values of all variables at once, on two threads.
 
     Each variable is of another library: every value of each is there once, and one run has none,
-    which is that of the last values of torch and of oneDNN.
+    which is that of the last values of torch and of oneDNN. The replacement follows in its process.
     """
     choices = {name: values for name, values in _choices().items() if name != THREADS}
     for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"):
         choices[name] = choices[name][:-1]
-    yield {THREADS: "2"}
+    yield {BLAS: f"{OWN},{ORDER_CHANGING}", THREADS: "2"}
     for values in itertools.zip_longest(*choices.values(), fillvalue=""):
         pairs = zip(choices, values, strict=True)
         yield {name: value for name, value in pairs if value} | {THREADS: "2"}
-    yield {BLAS: ORDER_CHANGING, THREADS: "2"}
 
 
 def title(settings: Settings) -> str:
@@ -92,14 +91,23 @@ def title(settings: Settings) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
+RUN_EACH = f"""
+import os, sys, pytest
+statuses = []
+for blas in os.environ.get("{BLAS}", "{OWN}").split(","):
+    os.environ["{BLAS}"] = blas
+    statuses.append(pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
+sys.exit(max(statuses))
+"""
+
+
 def run(settings: Settings, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run tests in a separate process; its output is captured."""
+    """Run tests in a separate process, once for each BLAS; its output is captured."""
     known = {*_choices(), BLAS}
     environment = {name: value for name, value in os.environ.items() if name not in known}
     environment["OMP_WAIT_POLICY"] = "passive"  # threads that spin stop other tests' processes
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     return subprocess.run(
-        [*command, *tests],
+        [sys.executable, "-c", RUN_EACH, *tests],
         env=environment | dict(settings),
         cwd=ROOT,
         capture_output=True,

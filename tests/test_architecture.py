@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import statistics
 import subprocess
@@ -92,6 +93,12 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's tree: walking it takes longer than parsing it."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def imports_of(path: Path) -> tuple[Import, ...]:
     """Return all imports of a file: lazy ones, those for types, and import_module("...")."""
     return tuple(_imports(path))
@@ -99,17 +106,33 @@ def imports_of(path: Path) -> tuple[Import, ...]:
 
 def _imports(path: Path) -> Iterator[Import]:
     source = name_of(path)
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (Import(source, node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}:{node.lineno}: write the whole module name"
             names = tuple(alias.name for alias in node.names)
             yield Import(source, node.lineno, node.module or "", names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and name_called(node).endswith("import_module"):
             argument = node.args[0]
             if isinstance(argument, ast.Constant):
                 yield Import(source, node.lineno, str(argument.value))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgets() -> Iterator[None]:
+    """Collect no garbage while there are the trees, whose millions of objects it would visit."""
+    gc.disable()
+    yield
+    for cached in (tree_of, nodes_of, imports_of):
+        cached.cache_clear()
+    gc.enable()
+
+
+def name_called(call: ast.Call) -> str:
+    """Return the last name of what is called: empty unless it ends with one."""
+    called = call.func
+    return getattr(called, "id", "") or getattr(called, "attr", "")
 
 
 def imports_in(*folders: str) -> Iterator[Import]:
@@ -119,7 +142,7 @@ def imports_in(*folders: str) -> Iterator[Import]:
 
 
 def functions_of(path: Path) -> Iterator[FunctionNode]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, FunctionNode):
             yield node
 
@@ -328,7 +351,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
         name_of(path)
         for path in source_files()
         if name_of(path).startswith(SERVICE)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"})
         or (
             isinstance(node, ast.ImportFrom)
@@ -355,7 +378,7 @@ def test_only_tops_of_threads_and_calls_catch_everything() -> None:
         name_of(path)
         for path in source_files()
         if name_of(path).startswith(SERVICE)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ExceptHandler) and _catches_all(node) and not _only_passes_on(node)
     }
     assert catching == CATCH_ALL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -552,6 +553,7 @@ def test_the_scheduler_is_measured_under_its_load() -> None:
             assert (made.num_running, made.num_waiting) in {(8, 20), (7, 20)}
         made.check_integrity()
     report = scheduler.measure(repeat=2, steps=200, running=8, waiting=20)
+    gc.freeze()  # as before: it unfreezes all objects
     step, decode, mixed, planned, wall = report.figures
     assert {len(figure.values) for figure in report.figures} == {2}
     assert min(decode.value, mixed.value) > 0
@@ -637,6 +639,7 @@ def test_eager_speech_is_measured_from_the_fifth_word(tiny_server: Server) -> No
     assert all(len(figure.values) == 1 for figure in report.figures)
 
 
+@pytest.mark.long
 def test_the_first_audio_of_a_generated_text_is_divided(
     tiny_checkpoint: Path, text_checkpoint: Path
 ) -> None:
@@ -720,6 +723,7 @@ def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None
     assert idle.cpu_s(tiny_server.pid) > 0.05
 
 
+@pytest.mark.long
 def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:
     report = cold_start.measure(str(tiny_checkpoint), repeat=1, text="Hi.")
     first, later = report.figures

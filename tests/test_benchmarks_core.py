@@ -273,9 +273,7 @@ def test_without_vllm_the_reason_is_printed(
     assert re.search(reason, capfd.readouterr().err)
 
 
-def test_a_checkpoint_is_measured_with_its_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_peer_of_a_checkpoint_has_its_weights(tmp_path: Path) -> None:
     folder = write_llama(tmp_path / "mine", head_dim=None)
     shape = Shape.read(folder)
     assert (shape.name, shape.head_dim) == ("mine", 16)
@@ -283,6 +281,11 @@ def test_a_checkpoint_is_measured_with_its_weights(
     weights = load_file(folder / "model.safetensors")
     assert torch.equal(twin.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
     assert shape.num_weights == sum(p.numel() for p in twin.parameters())
+
+
+@pytest.mark.long
+def test_a_checkpoint_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_llama(tmp_path / "mine", head_dim=None)
     threads = torch.get_num_threads()
     sizes = ["--tokens=8", "--repeat=1", "--caches", "dynamic", f"--threads={threads}"]
     flags = ["--device=cpu", "--max-length=64", "--model.kv-cache.num-pages=20"]

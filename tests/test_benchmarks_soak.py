@@ -233,6 +233,7 @@ def test_the_median_is_of_all_processes_or_of_one_kind() -> None:
 # --- the whole
 
 
+@pytest.mark.long
 def test_a_soak(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seconds each; an engine is killed while the clients continue."""
     for name, value in (("NUM_KILLS", 1), ("NUM_SAMPLES", 25), ("MAX_PROMPTS", 16)):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from samples import embed_voice
 from tests.deadlines import HANG_S
 from tests.speech_server import Server
 
@@ -64,14 +65,17 @@ def test_speech_is_written_as_it_arrives(tiny_server: Server, tmp_path: Path) ->
     assert printed[-1] == f"{seconds_of(out):.2f} s"
 
 
-def test_a_voice_of_ones_own_speaks_without_a_server(tmp_path: Path) -> None:
-    out = tmp_path / "x.wav"
+def test_a_voice_of_ones_own_speaks_without_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time in this process, where torch is imported."""
+    out, again = tmp_path / "x.wav", tmp_path / "again.wav"
     options = ("--voice", "owen", "--seed", "7")
     printed = run("embed_voice", "Hello there.", str(out), *options).splitlines()
     assert len(printed) > 1
     assert printed[-1] == f"{seconds_of(out):.2f} s"
-    again = tmp_path / "again.wav"
-    run("embed_voice", "Hello there.", str(again), *options)
+    monkeypatch.setattr(sys, "argv", ["embed_voice", "Hello there.", str(again), *options])
+    embed_voice.main()
     assert out.read_bytes() == again.read_bytes()
 
 

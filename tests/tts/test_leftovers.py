@@ -140,7 +140,7 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
             left = set(names(temporary)) - set(kept)
             assert len(left) == 9  # four sockets, two folders, three locks
             async with serving_process(tiny_checkpoint) as later:
-                await later.ready()
+                await later.logged("listening on")
                 assert not left & set(names(temporary))
                 assert set(kept) < set(names(temporary))
                 async with stub_of(address) as stub:

@@ -15,10 +15,11 @@ YOUNG_OBJECTS = 50_000  # more than a step creates; Python's default is 700
 def tune_gc() -> None:
     """Exclude all objects that exist now from collection, and collect new ones more rarely.
 
-    Call it when everything that stays is loaded. Cyclic garbage is still found, later and more of
-    it at once.
+    Call it when everything that stays is loaded. Collection is on afterwards: cyclic garbage is
+    still found, later and more of it at once.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     _, middle, old = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, middle, old)

@@ -8,6 +8,7 @@ several replicas finishes its requests first and exits with DRAINED, so that it 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -46,6 +47,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     config = launch.config
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
+    gc.disable()  # until `tune_gc`: almost nothing of what is imported and loaded is garbage
     client, info = await asyncio.to_thread(
         create_engine_client,
         config.model,

@@ -1,15 +1,14 @@
-"""Run the codecs' kernels in Triton's interpreter and compare them with their references.
-
-    TRITON_INTERPRET=1 python -m tests.decoder.kernels.interpreted_kernels
-
-A separate process, because Triton chooses between compiler and interpreter at import.
+"""Kernels of the codecs against their references; run by `tests/llm/kernels/test_kernels.py` with
+Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -23,9 +22,22 @@ from decoder.streaming import blend
 from decoder.window_inputs import Span
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
+repair_interpreter()
+BOUNDS = torch.tensor([[1, 3], [-2, 100]])
 
-def compare_snakes(rows: int, channels: int, length: int, dilation: int, own: Span | None) -> None:
-    """Compare a cropped view, as the decoder uses it."""
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("length", "dilation"), [(5, 1), (1024, 3), (1500, 9)])
+def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
+    """A cropped view, as the decoder uses it."""
+    rows, channels = 2, 3
+    own = Span(BOUNDS, length // 5, 2, 1) if is_padded else None
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(rows, channels, length + 9, generator=generator)[..., 4 : 4 + length]
     plain = Snake(channels)
@@ -38,8 +50,12 @@ def compare_snakes(rows: int, channels: int, length: int, dilation: int, own: Sp
     torch.testing.assert_close(got, unit.snake_out(unit.dilated(unit.snake_in(x, own))))
 
 
-def compare_norms(rows: int, channels: int, length: int, own: Span | None) -> None:
-    """Compare frames before channels, as the transformer leaves them, and contiguous ones."""
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("length", [5, 128, 300])
+def test_norms(length: int, is_padded: bool) -> None:
+    """Frames before channels, as the transformer leaves them, and contiguous ones."""
+    rows, channels = 2, 12
+    own = Span(BOUNDS, length // 5) if is_padded else None
     generator = torch.Generator().manual_seed(length)
     norm = nn.GroupNorm(4, channels, eps=1e-6)
     for parameter in (norm.weight, norm.bias):
@@ -50,8 +66,9 @@ def compare_norms(rows: int, channels: int, length: int, own: Span | None) -> No
         torch.testing.assert_close(group_norm_silu(norm, form, own), expected)
 
 
-def compare_finishing(size: int, fade: int) -> None:
-    """Compare rows of one stream and of several with the blend and conversion on the host, bit for
+@pytest.mark.parametrize(("size", "fade"), [(5, 4), (1500, 480), (3000, 1200)])
+def test_finishing(size: int, fade: int) -> None:
+    """Rows of one stream and of several against the blend and conversion on the host, bit for
     bit.
     """
     generator = torch.Generator().manual_seed(size)
@@ -77,18 +94,3 @@ def compare_finishing(size: int, fade: int) -> None:
             if dtype is torch.int16:
                 expected = to_s16(expected)
             np.testing.assert_array_equal(found[: len(expected)], expected)
-
-
-if __name__ == "__main__":
-    repair_interpreter()
-    with torch.inference_mode():
-        bounds = torch.tensor([[1, 3], [-2, 100]])
-        for length, dilation in ((5, 1), (1024, 3), (1500, 9)):
-            compare_snakes(2, 3, length, dilation, None)
-            compare_snakes(2, 3, length, dilation, Span(bounds, length // 5, 2, 1))
-        for length in (5, 128, 300):
-            compare_norms(2, 12, length, None)
-            compare_norms(2, 12, length, Span(bounds, length // 5))
-        for size, fade in ((5, 4), (1500, 480), (3000, 1200)):
-            compare_finishing(size, fade)
-    print("equal")

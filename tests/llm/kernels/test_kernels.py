@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,18 @@ from llm.layers.stack import create_stack
 from llm.models.session import EngineSession
 from tests.interpreted import Ended
 
-
-@pytest.mark.interpreted(
-    "pytest", "-q", "-p", "no:cacheprovider", "tests/llm/layers/interpreted_layers.py"
+INTERPRETED = (
+    "tests/decoder/kernels/interpreted_kernels.py",
+    "tests/llm/kernels/interpreted_kernels.py",
+    "tests/llm/layers/interpreted_layers.py",
 )
+"""Tests in Triton's interpreter; tests/gpu runs kernels on a device."""
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="torch brings Triton where there may be a GPU")
+@pytest.mark.interpreted("pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *INTERPRETED)
 def test_kernels_equal_their_references(interpreted: Ended) -> None:
+    """In one process for all: the imports take as long as the tests."""
     assert interpreted.status == 0, interpreted.output[-4000:]
 
 

@@ -74,8 +74,10 @@ BLOCKS = [Blocks(4, 64, 4), Blocks(2, 32, 4, 3)]
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
-@pytest.mark.parametrize(("rows", "num_out", "num_in"), [(1, 16, 64), (3, 13, 100), (5, 7, 33)])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("rows", "num_out", "num_in", "dtype"),
+    [(1, 16, 64, HALF), (3, 13, 100, torch.float32), (5, 7, 33, HALF)],
+)
 def test_a_product(
     blocks: Blocks, rows: int, num_out: int, num_in: int, dtype: torch.dtype
 ) -> None:
@@ -120,12 +122,12 @@ def test_norm_and_gate(size: int, rows: int) -> None:
 class Parts:
     """A layer with random weights, and a step of rows over a pool that holds some tokens."""
 
-    hidden, inner, page_size = 96, 80, 8
+    hidden, inner, page_size = 40, 24, 8
 
     def __init__(
         self,
         *,
-        head_dim: int = 16,
+        head_dim: int = 8,
         bias: bool = False,
         head_norm: bool = False,
         float8: bool = False,
@@ -212,7 +214,7 @@ def test_a_layer(kernels: KernelSet, rows: int) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [Parts(head_dim=24), Parts(bias=True), Parts(head_norm=True)],
+    [Parts(head_dim=12), Parts(bias=True), Parts(head_norm=True)],
     ids=["odd heads", "biases", "normalised heads"],
 )
 def test_layers_of_other_architectures(parts: Parts) -> None:
@@ -320,7 +322,7 @@ def test_the_selection_of_products() -> None:
     wide = LinearFactory(
         dtype=torch.float32, device=torch.device("cpu"), int8=False, vendor_blas=True
     )
-    head = LogitsHead(parts.norm(), wide.linear(LinearWeight(normal(50, 96))))
+    head = LogitsHead(parts.norm(), wide.linear(LinearWeight(normal(50, parts.hidden))))
     assert FusedHead(head, ALL).num_kernel_products == 0
 
 

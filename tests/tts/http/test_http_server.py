@@ -58,7 +58,7 @@ def test_calls_are_refused_while_loading_and_while_draining(service: Service) ->
         await server.start()
         http = HttpServer(server.host.config, server.host, server.access)
         await http.start()
-        async with httpx.AsyncClient(base_url=f"http://{http.address}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{http.address}", verify=False) as client:
             await _is_unavailable(client, "loading")
             await server.serve(service)
             assert (await client.get("/health")).status_code == 200

@@ -20,18 +20,22 @@ class Node:
 
 @pytest.fixture
 def thresholds() -> Iterator[tuple[int, int, int]]:
-    """Return the thresholds before the test and restore them after it."""
+    """Return the thresholds before the test and restore them after it.
+
+    What is frozen stays so: that are also the modules and tests, see `tests/conftest.py`.
+    """
     before = gc.get_threshold()
     yield before
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 def test_loaded_objects_are_frozen_and_cycles_are_collected(
     thresholds: tuple[int, int, int],
 ) -> None:
     loaded = Node()
+    gc.disable()
     tune_gc()
+    assert gc.isenabled()
     assert gc.get_threshold() == (YOUNG_OBJECTS, *thresholds[1:])
     assert not any(found is loaded for found in gc.get_objects())
     garbage = weakref.ref(Node())

@@ -17,7 +17,7 @@ from tests.tts.serving import run
 from tts.config.server import ServerConfig
 from tts.server.access import RECEIVING_BYTES
 
-CONNECTIONS, STREAMS = 10, 40
+CONNECTIONS, STREAMS = 10, 20
 MIB = 2**20
 SENT_BYTES = 4 * MIB  # of each message
 NUM_SLOTS = RECEIVING_BYTES // ServerConfig().max_message_bytes

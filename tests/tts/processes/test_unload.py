@@ -87,6 +87,21 @@ async def gauge(url: str, name: str) -> float:
     return float(lines[0].split()[1])
 
 
+async def calls_of_all_kinds(channel: grpc.aio.Channel) -> list[bytes | str]:
+    """Return the results of calls at once: four conversations, then four texts."""
+    speech, text = SpeechServiceStub(channel), TextServiceStub(channel)
+
+    async def converse() -> bytes:
+        call = speech.StreamingSynthesize(iter([session_config(), say("Hello there.")]))
+        return grouped([response async for response in call]).data
+
+    async def generate() -> str:
+        return str((await text.Generate(pb.GenerateRequest(**generation()))).text)
+
+    calls = [call() for call in (converse, generate) for _ in range(4)]
+    return list(await asyncio.gather(*calls))
+
+
 def test_an_idle_model_is_unloaded_and_loaded_by_the_next_call(unloader: Unloading) -> None:
     async def scenario() -> None:
         process, channel = unloader.value
@@ -107,11 +122,14 @@ def test_an_idle_model_is_unloaded_and_loaded_by_the_next_call(unloader: Unloadi
         unloaded = resident_bytes(process)
         assert unloaded < 0.75 * loaded, (unloaded, loaded)
         await until(lambda: metric_is(0))
-        after = await synthesize_on(channel)
+        after, found = await asyncio.gather(synthesize_on(channel), calls_of_all_kinds(channel))
         assert after.data == before.data
+        assert len(set(found[:4])) == len(set(found[4:])) == 1
+        assert all(found)
         await until(lambda: metric_is(1))
         (again,) = processes_of(process, ENGINE)
         assert again != engine
+        assert process.log[start:].count("engine is back") == 1
         statuses.cancel()
         assert set(await statuses) == {SERVING}
         for text in ("ERROR", "WARNING", "Traceback", "starting it again"):
@@ -129,30 +147,6 @@ async def watched_health(channel: grpc.aio.Channel) -> list[int]:
             await asyncio.sleep(0.02)
     except asyncio.CancelledError:
         return found
-
-
-def test_calls_of_all_kinds_wait_for_one_load(unloader: Unloading) -> None:
-    async def scenario() -> None:
-        process, channel = unloader.value
-        await until_unloaded(process)
-        start = len(process.log)
-        speech, text = SpeechServiceStub(channel), TextServiceStub(channel)
-
-        async def converse() -> bytes:
-            call = speech.StreamingSynthesize(iter([session_config(), say("Hello there.")]))
-            return grouped([response async for response in call]).data
-
-        async def generate() -> str:
-            return str((await text.Generate(pb.GenerateRequest(**generation()))).text)
-
-        calls = [call() for call in (converse, generate) for _ in range(4)]
-        found = await asyncio.gather(*calls)
-        assert len(set(found[:4])) == len(set(found[4:])) == 1
-        assert all(found)
-        assert len(processes_of(process, ENGINE)) == 1
-        assert process.log[start:].count("engine is back") == 1
-
-    unloader.run(scenario())
 
 
 def test_front_ends_that_are_restarted_meanwhile_serve(unloader: Unloading) -> None:
