@@ -15,6 +15,7 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import normalise_quantized
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
+from llm.kernels.rounding import quantize_rows
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -30,7 +31,7 @@ from llm.layers.decoder import (
 from llm.layers.linear import Float8Linear, FloatLinear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.stack import create_stack
-from llm.layers.weight import LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 
 WORKING_SET = 512 * 2**20  # bytes of weights that are read in turn: several times the cache

@@ -5,7 +5,7 @@ A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple 
 computed in one place. The order of a row's sum does not depend on other rows.
 
 Float8 matrices have a scale for each row of the matrix, and activations are rounded to float8 as in
-`llm.layers.weight.quantize_rows`.
+`llm.kernels.rounding.quantize_rows`.
 """
 
 from __future__ import annotations

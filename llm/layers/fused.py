@@ -28,10 +28,10 @@ from llm.kernels.heads import rotate_heads
 from llm.kernels.products import gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
+from llm.kernels.rounding import Float8Rows
 from llm.kernels.tuning import blocks_for
 from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
-from llm.layers.weight import Float8Rows
 from llm.parallel.group import Group
 
 

@@ -13,9 +13,10 @@ from benchmarks.kernel_shapes import Product, ProductMethod, WeightsOfProduct
 from llm.config import PipelineConfig
 from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.rounding import quantize_rows
 from llm.layers.decoder import silu_and_multiply
 from llm.layers.linear import Float8Linear
-from llm.layers.weight import LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import batch, float8_checkpoint, random_ids, row, write_llama
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from llm import set_product_threads
 from llm.kernels.cpu.jit import Machine, this_machine
 from llm.kernels.cpu.products import LANES, Kernel, multiply
-from llm.layers.weight import quantize_rows
+from llm.kernels.rounding import quantize_rows
 from tests.deadlines import HANG_S
 
 NUM_OUT, NUM_IN = 1100, 512  # enough bytes for a team, in every format

@@ -22,6 +22,7 @@ from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
+from llm.kernels.rounding import quantize_rows
 from llm.kernels.tuning import MAX_ROWS
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
@@ -39,7 +40,7 @@ from llm.layers.decoder import (
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
 from llm.layers.rotary import RotaryConfig
-from llm.layers.weight import LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
+from llm.kernels.rounding import FLOAT8, FLOAT8_MAX, Float8Rows, quantize_rows
 from llm.layers.factory import LinearFactory
 from llm.layers.linear import BiasedLinear, Float8Linear, RowLinear
-from llm.layers.weight import FLOAT8, FLOAT8_MAX, Float8Rows, LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 
 CPU = torch.device("cpu")
 HALF = torch.bfloat16
@@ -90,7 +91,7 @@ def test_products_are_those_of_the_definition(shape: tuple[int, int], dtype: tor
 def test_a_row_does_not_depend_on_its_neighbours(shape: tuple[int, int]) -> None:
     layer = RowLinear(LinearWeight(normal(*shape)), FLOAT8)
     x = normal(80, shape[1], seed=1).to(HALF)
-    x *= torch.logspace(-3, 3, 80)[:, None].to(HALF)  # rows of other sizes beside it
+    x *= torch.logspace(-3, 3, 80)[:, None].to(HALF)  # its neighbours have other sizes
     whole = layer(x)
     for count in ROW_COUNTS:
         for start in (0, 7, len(x) - count):

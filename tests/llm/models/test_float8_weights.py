@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.layers.weight import FLOAT8
+from llm.kernels.rounding import FLOAT8
 from llm.models.float8_weights import read_block
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
@@ -130,7 +130,7 @@ def test_blocks_need_as_many_scales(source: Path, tmp_path: Path) -> None:
 
 
 def test_scales_of_activations_are_not_read(source: Path, tmp_path: Path) -> None:
-    """Those of a checkpoint with one for all tokens: each token gets its own."""
+    """A checkpoint may have one for all tokens; here each token gets its own."""
     folder = float8_checkpoint(source, tmp_path / "float8", "tensor", "fp8")
     expected = logits(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -193,7 +193,7 @@ def test_blocks_are_those_of_the_config(tmp_path: Path) -> None:
         assert read_block(HuggingFaceConfig.read(tmp_path)) == block
 
 
-def test_float8_pages_beside_float8_matrices(source: Path) -> None:
+def test_float8_pages_with_float8_matrices(source: Path) -> None:
     plain = logits(source, encoding="float8_e4m3fn")
     both = logits(source, encoding="float8_e4m3fn", kv_format="float8_e4m3fn")
     assert 0.001 < (both - plain).norm() / plain.norm() < 0.35
