@@ -16,6 +16,7 @@ from llm.kernels.float8 import normalise_quantized
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
+from llm.kernels.tuning import blocks_for
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -56,9 +57,19 @@ class Product:
     is_float8: bool = False
 
     @property
+    def weight_width(self) -> int:
+        """Bytes of one weight."""
+        return 1 if self.is_float8 else 2
+
+    @property
     def weight_bytes(self) -> int:
         """Size of all its parts in bfloat16 or float8."""
-        return self.parts * self.num_out * self.num_in * (1 if self.is_float8 else 2)
+        return self.parts * self.num_out * self.num_in * self.weight_width
+
+    def blocks(self, rows: int) -> Blocks | None:
+        """Return the tile sizes that a model uses."""
+        width = self.weight_width
+        return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +196,7 @@ class WeightsOfProduct:
         matrix = self._weights[0]
         weight = matrix.weight.float()
         if isinstance(matrix, Float8Linear):
-            rows = quantize_rows(x.to(DTYPE))
+            rows = quantize_rows(x)
             x = rows.values.float() * rows.scales[:, None]
             weight = weight * matrix.scales[:, None]
         expected = x @ weight.t()

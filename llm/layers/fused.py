@@ -45,7 +45,10 @@ class Matrix(NamedTuple):
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
         """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
         num_out, num_in = self.weight.shape
-        return blocks_for(num_out // parts, num_in, num_rows, parts=parts)
+        weight_bytes = self.weight.dtype.itemsize
+        return blocks_for(
+            num_out // parts, num_in, num_rows, parts=parts, weight_bytes=weight_bytes
+        )
 
 
 def matrix_of(linear: Linear) -> Matrix | None:
