@@ -51,13 +51,11 @@ def test_the_rounding(x: Tensor) -> None:
 
 @given(rows)
 def test_rounded_numbers_stay_what_they_are(x: Tensor) -> None:
-    """Also with another scale that is a power of two away."""
+    """Also with another scale that is a power of two away; rows near the least scale do not."""
+    x = x[x.abs().amax(1) > 1e-10]
     once = quantize_rows(x)
-    again = quantize_rows(once.values.float())
-    assert torch.equal(again.values.float(), once.values.float())
-    other = quantize_rows(x * 0.25)
-    small = x.abs().amax(1) < 1e-10
-    assert torch.equal(other.values[~small].float(), once.values[~small].float())
+    for other in (once.values.float(), x * 0.25):
+        assert torch.equal(quantize_rows(other).values.float(), once.values.float())
 
 
 def test_rows_that_are_not_finite_stay_in_their_row() -> None:
