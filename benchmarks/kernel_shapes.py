@@ -15,6 +15,8 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import normalise_quantized
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
+from llm.kernels.rounding import quantize_rows
+from llm.kernels.tuning import blocks_for
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -30,7 +32,7 @@ from llm.layers.decoder import (
 from llm.layers.linear import Float8Linear, FloatLinear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.stack import create_stack
-from llm.layers.weight import LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 
 WORKING_SET = 512 * 2**20  # bytes of weights that are read in turn: several times the cache
@@ -55,9 +57,19 @@ class Product:
     is_float8: bool = False
 
     @property
+    def weight_width(self) -> int:
+        """Bytes of one weight."""
+        return 1 if self.is_float8 else 2
+
+    @property
     def weight_bytes(self) -> int:
         """Size of all its parts in bfloat16 or float8."""
-        return self.parts * self.num_out * self.num_in * (1 if self.is_float8 else 2)
+        return self.parts * self.num_out * self.num_in * self.weight_width
+
+    def blocks(self, rows: int) -> Blocks | None:
+        """Return the tile sizes that a model uses."""
+        width = self.weight_width
+        return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +196,7 @@ class WeightsOfProduct:
         matrix = self._weights[0]
         weight = matrix.weight.float()
         if isinstance(matrix, Float8Linear):
-            rows = quantize_rows(x.to(DTYPE))
+            rows = quantize_rows(x)
             x = rows.values.float() * rows.scales[:, None]
             weight = weight * matrix.scales[:, None]
         expected = x @ weight.t()

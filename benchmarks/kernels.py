@@ -25,7 +25,6 @@ from benchmarks.kernel_shapes import (
     step_microseconds,
 )
 from benchmarks.report import Figure, Report, arguments, publish
-from llm.kernels import tuning
 from llm.kernels.blocks import Blocks
 from llm.kernels.registry import KernelSet
 
@@ -41,7 +40,7 @@ def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
     block_in = item.num_in & -item.num_in
     block_in = min(block_in if block_in >= 512 else 1024, 2048)
     for warps, block_out in itertools.product((4, 8, 16), (1, 2, 4, 8, 16)):
-        width = 1 if item.is_float8 else 2
+        width = item.weight_width
         per_thread = item.parts * block_out * item.num_in * width / (warps * 32)
         if not 24 * width <= per_thread <= 256 or (warps == 16 and per_thread > 128):
             continue
@@ -104,7 +103,7 @@ def tune(work: Work) -> None:
             for method in methods(item, rows)
             if weights.error(method) < MAX_ERROR
         ]
-        chosen = ProductMethod(tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts))
+        chosen = ProductMethod(item.blocks(rows))
         timed += [(weights.microseconds(method), f"({method})") for method in (chosen, VENDOR)]
         best = "; ".join(
             f"{us:.2f} us {method}" for us, method in [*sorted(timed[:-2])[:3], *timed[-2:]]
@@ -116,7 +115,7 @@ def figures(work: Work) -> Iterator[Figure]:
     """Measure the selected methods, and whole steps."""
     for item, rows in work.products:
         weights = WeightsOfProduct(item, rows)
-        blocks = tuning.blocks_for(item.num_out, item.num_in, rows, parts=item.parts)
+        blocks = item.blocks(rows)
         for name, method in (("cuBLAS", VENDOR), ("own", ProductMethod(blocks))):
             speed = item.weight_bytes / weights.microseconds(method) / 1e3
             note = str(method) if method.blocks else ""

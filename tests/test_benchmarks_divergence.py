@@ -13,7 +13,7 @@ from benchmarks import divergence
 from benchmarks.divergence import Continuation, Prompts, compare, measure, up_to_the_end
 from benchmarks.report import lines_of
 from llm.config import QuantizationEncoding
-from tests.fakes import build_text_checkpoint
+from tests.fakes import build_text_checkpoint, build_tiny_checkpoint
 
 INT8, FLOAT32 = QuantizationEncoding.INT8, QuantizationEncoding.FLOAT32
 
@@ -39,6 +39,9 @@ def test_what_is_counted() -> None:
     assert (found.logit_error, found.worst_logit) == (pytest.approx(4 / 10), 2.0)
     assert found.first_others == (1, None)
     assert found.identical == 0.5
+    high, low = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(2.0))
+    # One of five distributions is the reversed one.
+    assert found.divergence == pytest.approx((high - low) * math.log(high / low) / 5)
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +64,34 @@ def test_a_model_that_is_fed_its_own_tokens_writes_them_again(prompts: Prompts) 
     assert torch.equal(fed.logits, free.logits)
 
 
-def test_int8_is_measured(
-    prompts: Prompts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("encoding", ["int8", "float8_e4m3fn"])
+def test_narrow_weights_are_measured(
+    prompts: Prompts, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoding: str
 ) -> None:
     """Random weights have flat logits: the bars may be missed, which sets the exit status."""
     texts = tmp_path / "prompts.txt"
     texts.write_text("hello\n\na longer prompt than a page\n")
-    options = ["--prompts", str(texts), "--tokens", "20", "--encoding", "int8"]
+    options = ["--prompts", str(texts), "--tokens", "20", "--encoding", encoding]
     status = divergence.main(["--model", str(prompts.folder), *options])
     report = json.loads(capsys.readouterr().out)
     figures = {figure["name"]: figure for figure in report["figures"]}
     assert status == (0 if report["reached"] else 1)
-    assert 50 < figures["int8: same likeliest token"]["value"] <= 100
-    assert 0 < figures["int8: log-probability"]["value"] < math.log(2)
-    largest = figures["int8: logits, largest |difference|"]["value"]
-    assert 0 < figures["int8: logits, mean |difference|"]["value"] < largest
+    assert 50 < figures[f"{encoding}: same likeliest token"]["value"] <= 100
+    assert 0 < figures[f"{encoding}: log-probability"]["value"] < math.log(2)
+    assert 0 < figures[f"{encoding}: divergence"]["value"] < math.log(2)
+    largest = figures[f"{encoding}: logits, largest |difference|"]["value"]
+    assert 0 < figures[f"{encoding}: logits, mean |difference|"]["value"] < largest
+
+
+def test_models_of_random_weights_and_speech(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speech = build_tiny_checkpoint(tmp_path / "speech")
+    for options in (["--shape", "toy"], ["--model", str(speech), "--speech"]):
+        divergence.main([*options, "--tokens", "3", "--encoding", "bfloat16"])
+        report = json.loads(capsys.readouterr().out)
+        figures = {figure["name"]: figure for figure in report["figures"]}
+        assert 0 < figures["bfloat16: divergence"]["value"] < math.log(2)
 
 
 def test_there_are_twenty_prompts() -> None:

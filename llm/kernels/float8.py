@@ -1,6 +1,6 @@
 """Rows rounded to float8 with a scale each, alone or after a norm or a gate; in one kernel each.
 
-The rounding is that of `llm.layers.weight.quantize_rows`. A norm or a gate
+The rounding is that of `llm.kernels.rounding.quantize_rows`. A norm or a gate
 is rounded to the format of its input first, as that of other layers is.
 """
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.elementwise import level_for
+from llm.kernels.rounding import FLOAT8, Float8Rows
 from llm.kernels.tiles import row_factors
-from llm.layers.weight import FLOAT8, Float8Rows
 
 VALUES, NORM, GATE = 0, 1, 2  # operation before the rounding
 

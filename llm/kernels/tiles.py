@@ -5,7 +5,7 @@ A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple 
 computed in one place. The order of a row's sum does not depend on other rows.
 
 Float8 matrices have a scale for each row of the matrix, and activations are rounded to float8 as in
-`llm.layers.weight.quantize_rows`.
+`llm.kernels.rounding.quantize_rows`.
 """
 
 from __future__ import annotations
@@ -100,15 +100,6 @@ def row_factors(largest: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def rounded(row: tl.tuple, scale: tl.tensor, FORMAT: tl.constexpr) -> tl.tuple:
-    """Multiply the chunks of a row, round them to a format, and return them in float32."""
-    chunks: tl.tuple = ()
-    for c in tl.static_range(len(row)):
-        chunks = chunks + ((row[c] * scale).to(FORMAT).to(tl.float32),)
-    return chunks
-
-
-@triton.jit
 def quantize_row(row: tl.tuple) -> tl.tuple:
     """Round the chunks of a row to float8; return them in float32, and the row's scale."""
     largest = tl.abs(row[0])
@@ -136,8 +127,8 @@ def load_rows(
     """Load ROWS vectors in chunks, and for each the factor to apply to its products.
 
     With a gain they are normalised: x / √(Σx² + ε) × gain. The root only scales, so it is computed
-    while products are summed. For a float8 matrix they are rounded to float8, and before that the
-    norm to the format of x.
+    while products are summed. For a float8 matrix x × gain is rounded to float8: the root is in
+    the scale.
     """
     rows: tl.tuple = ()
     scales: tl.tuple = ()
@@ -154,10 +145,9 @@ def load_rows(
                 scaled = scaled + (row[c] * gains[c],)
             scale = tl.rsqrt(tl.sum(squares, axis=0) + epsilon)
             row = scaled
-            if IS_FLOAT8:
-                row = rounded(row, scale, x.dtype.element_ty)
         if IS_FLOAT8:
-            row, scale = quantize_row(row)
+            row, factor = quantize_row(row)
+            scale = factor * scale
         rows = rows + (row,)
         scales = scales + (scale,)
     return rows, scales

@@ -4,7 +4,10 @@ On an H200 every thread should load 128 to 256 bytes at once, in few and small p
 next kernel's programs fit on the device at the same time. Only for long rows of the matrix should
 programs process several tiles. From three rows on BLAS is as fast.
 
-Float8 weights are as many to a thread as bfloat16 ones: each costs a conversion.
+For float8 weights the rules follow from the compiled code, and have not been timed: a program's own
+work on the row costs as much as that on 200 bytes of weights a thread, so threads load as many
+bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
+program has one tile.
 """
 
 from __future__ import annotations
@@ -17,21 +20,24 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
-WEIGHT_BYTES = 2  # also of float8 weights: a measure of their number
 
 
-def blocks_for(num_out: int, num_in: int, num_rows: int, *, parts: int = 1) -> Blocks | None:
-    """Return the tile sizes for `parts` matrices [num_out, num_in]; None: BLAS is faster."""
+def blocks_for(
+    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, weight_bytes: int = 2
+) -> Blocks | None:
+    """Return the tile sizes for `parts` matrices [num_out, num_in] of numbers of 2 bytes, or of 1
+    (float8); None: BLAS is faster.
+    """
     if num_rows > MAX_ROWS:
         return None
-    is_long = num_in >= LONG_INPUTS
-    num_warps = 8 if is_long else 4
+    is_long, is_float8 = num_in >= LONG_INPUTS, weight_bytes == 1
+    num_warps = 8 if is_long and not is_float8 else 4
     thread_bytes = LONG_THREAD_BYTES if is_long else THREAD_BYTES
-    lines = num_warps * 32 * thread_bytes // (parts * num_in * WEIGHT_BYTES)
+    lines = num_warps * 32 * thread_bytes // (parts * num_in * weight_bytes)
     block_out = min(max(_power_below(lines), 2), 16)  # a rotation needs two neighbours
     if num_out >= MANY_OUTPUTS:
         block_out = max(block_out, 8)
-    programs = LONG_PROGRAMS if is_long and num_rows == 1 else 0
+    programs = LONG_PROGRAMS if is_long and num_rows == 1 and not is_float8 else 0
     return Blocks(block_out, _block_in(num_in), num_warps, programs)
 
 

@@ -8,6 +8,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from llm.kernels.rounding import FLOAT8
 from llm.layers.adapted import AdaptedLinear
 from llm.layers.linear import (
     BiasedLinear,
@@ -17,7 +18,7 @@ from llm.layers.linear import (
     Linear,
     RowLinear,
 )
-from llm.layers.weight import FLOAT8, LinearWeight
+from llm.layers.weight import LinearWeight
 from llm.lora.manager import LoRAManager
 
 TORCH_BLAS = "torch BLAS"

@@ -28,10 +28,10 @@ from llm.kernels.heads import rotate_heads
 from llm.kernels.products import gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
+from llm.kernels.rounding import Float8Rows
 from llm.kernels.tuning import blocks_for
 from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
-from llm.layers.weight import Float8Rows
 from llm.parallel.group import Group
 
 
@@ -45,7 +45,10 @@ class Matrix(NamedTuple):
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
         """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
         num_out, num_in = self.weight.shape
-        return blocks_for(num_out // parts, num_in, num_rows, parts=parts)
+        weight_bytes = self.weight.dtype.itemsize
+        return blocks_for(
+            num_out // parts, num_in, num_rows, parts=parts, weight_bytes=weight_bytes
+        )
 
 
 def matrix_of(linear: Linear) -> Matrix | None:

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.layers.weight import FLOAT8, Float8Rows, LinearWeight, quantize_rows
+from llm.kernels.rounding import FLOAT8, Float8Rows, quantize_rows
+from llm.layers.weight import LinearWeight
 
 FAST_ACCUMULATION = False
 """Whether torch's float8 products may keep sums in the tensor cores' shorter format."""

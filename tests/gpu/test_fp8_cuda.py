@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernel_shapes import Product, ProductMethod, WeightsOfProduct
 from llm.config import PipelineConfig
 from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.rounding import quantize_rows
 from llm.layers.decoder import silu_and_multiply
 from llm.layers.linear import Float8Linear
-from llm.layers.weight import LinearWeight, quantize_rows
+from llm.layers.weight import LinearWeight
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import batch, float8_checkpoint, random_ids, row, write_llama
 
@@ -28,7 +30,7 @@ pytestmark = [
 ]
 
 CPU, CUDA, HALF = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
-COUNTS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200, 300)
+COUNTS = (1, 2, 17, 65, 129, 300)
 SHAPE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -62,7 +64,8 @@ def test_rounding_after_a_norm_and_a_gate(rows: int) -> None:
     x, gain = normal(rows, 3072).to(CUDA, HALF), normal(3072, seed=1).to(CUDA, HALF)
     wide = x.float()
     normed = (wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + 1.0) * gain).to(HALF)
-    gated = silu_and_multiply(x.clone())
+    gate, up = x.float().chunk(2, dim=1)
+    gated = (F.silu(gate) * up).to(HALF)
     for found, exact in (
         (normalise_quantized(x, gain, 1.0), normed),
         (gate_quantized(x), gated),
@@ -71,6 +74,7 @@ def test_rounding_after_a_norm_and_a_gate(rows: int) -> None:
         for part in (found, expected):
             assert relative_error(part.values.float() * part.scales[:, None], exact) < 0.04
         assert (found.values.float() == expected.values.float()).float().mean() > 0.98
+    assert relative_error(gated, silu_and_multiply(x.clone())) < 0.01
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -100,11 +104,11 @@ ITEMS = [
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: f"{item.model} {item.name}")
-@pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize("programs", [0, 264])
-def test_kernels_of_few_rows(item: Product, rows: int, programs: int) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_kernels_of_few_rows(item: Product, rows: int) -> None:
     weights = WeightsOfProduct(item, rows, 1)
-    assert weights.error(ProductMethod(Blocks(4, 1024, 8, programs))) < 0.01
+    for blocks in (item.blocks(rows), Blocks(4, 1024, 8, 264)):
+        assert weights.error(ProductMethod(blocks)) < 0.01
 
 
 def logits(folder: Path, rows: int, device: str = "cuda", **values: Any) -> Tensor:
@@ -127,12 +131,9 @@ def logits(folder: Path, rows: int, device: str = "cuda", **values: Any) -> Tens
     return torch.stack(found).cpu()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["llama", "llama with biases"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bias = request.param
-    return write_llama(
-        tmp_path_factory.mktemp("models") / "model", attention_bias=bias, mlp_bias=bias, **SHAPE
-    )
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("models") / "model", **SHAPE)
 
 
 SWITCHES: list[dict[str, Any]] = [
@@ -140,7 +141,6 @@ SWITCHES: list[dict[str, Any]] = [
     {"use_vendor_blas": "true"},
     {"use_experimental_kernels": "true"},
     {"batch_invariant": True},
-    {"kv_cache": {"kv_cache_format": "float8_e4m3fn"}},
 ]
 
 
@@ -152,16 +152,26 @@ def assert_no_worse(found: Tensor, emulated: Tensor, exact: Tensor) -> None:
     assert relative_error(found, emulated) < 1.3 * relative_error(emulated, exact)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 11])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_a_model_gives_the_logits_of_the_emulation(folder: Path, rows: int) -> None:
     exact = logits(folder, rows, "cpu", encoding="float32")
+    emulated = logits(folder, rows, "cpu")
     for switches in SWITCHES:
-        emulated = logits(folder, rows, "cpu", kv_cache=switches.get("kv_cache", {}))
         assert_no_worse(logits(folder, rows, **dict(switches)), emulated, exact)
-    plain = logits(folder, rows, use_experimental_kernels="true")
-    for level in ("1", "2"):
-        values = {"use_experimental_kernels": "true", "pdl_level": level}
-        assert torch.equal(logits(folder, rows, **values), plain)
+
+
+def test_the_launch_level_changes_no_bit(folder: Path) -> None:
+    plain = logits(folder, 1, use_experimental_kernels="true")
+    values = {"use_experimental_kernels": "true", "pdl_level": "2"}
+    assert torch.equal(logits(folder, 1, **values), plain)
+
+
+def test_biases_and_float8_pages(tmp_path: Path) -> None:
+    folder = write_llama(tmp_path, attention_bias=True, mlp_bias=True, **SHAPE)
+    pages = {"kv_cache_format": "float8_e4m3fn"}
+    exact = logits(folder, 2, "cpu", encoding="float32")
+    emulated = logits(folder, 2, "cpu", kv_cache=dict(pages))
+    assert_no_worse(logits(folder, 2, kv_cache=dict(pages)), emulated, exact)
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler
@@ -172,7 +182,7 @@ def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None
     assert_no_worse(found, logits(folder, 3, "cpu"), exact)
 
 
-@pytest.mark.parametrize("strategy", ["channel", "tensor", "block"])
+@pytest.mark.parametrize("strategy", ["channel", "block"])
 def test_a_float8_checkpoint_is_float8_by_default(tmp_path: Path, strategy: str) -> None:
     source = write_llama(tmp_path / "source", **SHAPE)
     stored = float8_checkpoint(source, tmp_path / "float8", strategy)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llm.kernels.invariant import multiply_rows
-from llm.layers.weight import quantize_rows
+from llm.kernels.rounding import quantize_rows
 from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 from tests.llm.sampling.device_rows import CPU

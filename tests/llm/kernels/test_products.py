@@ -16,6 +16,7 @@ from torch import Tensor
 from llm import set_product_threads
 from llm.kernels.cpu.jit import Machine, this_machine
 from llm.kernels.cpu.products import LANES, Kernel, multiply
+from llm.kernels.rounding import quantize_rows
 from tests.deadlines import HANG_S
 
 NUM_OUT, NUM_IN = 1100, 512  # enough bytes for a team, in every format
@@ -31,13 +32,15 @@ def operands(dtype: torch.dtype, num_rows: int = 70) -> tuple[Tensor, Tensor, Te
     generator = torch.Generator().manual_seed(num_rows)
     inputs = torch.randn(num_rows, NUM_IN, generator=generator)
     weights = torch.randn(NUM_OUT, NUM_IN, generator=generator)
+    if dtype is torch.float8_e4m3fn:
+        return inputs, *quantize_rows(weights)
     if dtype is not torch.int8:
         return inputs, weights.to(dtype), None
     scales = weights.abs().amax(1) / 127
     return inputs, (weights / scales[:, None]).round().to(torch.int8), scales
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
@@ -56,6 +59,19 @@ def test_sums_are_taken_in_the_order_that_is_written_down() -> None:
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
     assert np.array_equal(found[:, :40], sums[..., 0])
+
+
+def test_every_number_of_float8_is_read_as_it_is() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    finite = codes[numbers.isfinite()]
+    weights = torch.zeros(len(finite), LANES, dtype=torch.uint8)
+    weights[:, 3] = finite
+    inputs = torch.zeros(1, LANES)
+    inputs[0, 3] = 1
+    found = multiply(inputs, weights.view(torch.float8_e4m3fn), torch.ones(len(finite)))
+    assert len(finite) == 254
+    assert torch.equal(found[0], numbers[numbers.isfinite()])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64")

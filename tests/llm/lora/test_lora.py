@@ -247,7 +247,7 @@ def test_layers_that_no_adapter_changes_are_plain(base: Path, paths: list[str]) 
         pipeline.admit(request("red"))
 
 
-@pytest.mark.parametrize("encoding", ["int8", "bfloat16"])
+@pytest.mark.parametrize("encoding", ["int8", "bfloat16", "float8_e4m3fn"])
 def test_every_encoding_takes_adapters(base: Path, paths: list[str], encoding: str) -> None:
     engine = create_engine(pipeline_config(base, encoding=encoding, lora=lora(paths)))
     together = run(engine, request("red"), request(), request("blue"))

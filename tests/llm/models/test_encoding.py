@@ -18,7 +18,7 @@ from llm.models.encoding import (
     with_text_encoding,
 )
 from llm.models.hf_config import HuggingFaceConfig
-from tests.llm.llama_checkpoints import quantize_checkpoint, write_llama
+from tests.llm.llama_checkpoints import float8_checkpoint, quantize_checkpoint, write_llama
 
 CPU, VOLTA, TURING, AMPERE, ADA, HOPPER = None, (7, 0), (7, 5), (8, 0), (8, 9), (9, 0)
 EVERYWHERE = (CPU, VOLTA, TURING, AMPERE, ADA, HOPPER)
@@ -33,14 +33,28 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
         ("float16", (F16,) * 6),
         ("bfloat16", (BF16,) * 6),
         ("int8", (F32,) * 6),
+        ("float8_e4m3fn", (BF16, None, None, None, None, BF16)),
     ],
 )
-def test_the_table(setting: str | None, dtypes: tuple[torch.dtype, ...]) -> None:
-    """By compute capability, the CPU first."""
+def test_the_table(setting: str | None, dtypes: tuple[torch.dtype | None, ...]) -> None:
+    """By compute capability, the CPU first; None: there are no kernels."""
     encoding = None if setting is None else QuantizationEncoding(setting)
-    found = [encoding_of(encoding, capability) for capability in EVERYWHERE]
-    assert [e.dtype for e in found] == list(dtypes)
-    assert {e.int8 for e in found} == {setting == "int8"}
+    for capability, dtype in zip(EVERYWHERE, dtypes, strict=True):
+        if dtype is None:
+            with pytest.raises(ConfigError, match=r"needs a GPU of compute capability 9\.0"):
+                encoding_of(encoding, capability)
+        else:
+            is_int8, is_float8 = setting == "int8", setting == "float8_e4m3fn"
+            assert encoding_of(encoding, capability) == Encoding(dtype, is_int8, is_float8)
+
+
+@pytest.mark.parametrize("capability", EVERYWHERE)
+def test_a_float8_checkpoint_stays_so_where_it_can(capability: tuple[int, int] | None) -> None:
+    found = encoding_of(None, capability, is_float8=True)
+    assert found.float8 == (capability in (CPU, HOPPER))
+    assert found.float8 or found == encoding_of(None, capability)
+    assert found.name.endswith("float8_e4m3fn") == found.float8
+    assert not encoding_of(QuantizationEncoding.FLOAT32, capability, is_float8=True).float8
 
 
 @pytest.mark.parametrize("capability", EVERYWHERE)
@@ -50,7 +64,7 @@ def test_an_int8_checkpoint_stays_so_on_the_cpu_only(capability: tuple[int, int]
     assert not encoding_of(QuantizationEncoding.FLOAT32, capability, is_int8=True).int8
 
 
-@pytest.mark.parametrize("setting", ["float8_e4m3fn", "float4_e2m1fnx2", "gptq", "q4_k", "q4_0"])
+@pytest.mark.parametrize("setting", ["float4_e2m1fnx2", "gptq", "q4_k", "q4_0"])
 def test_unsupported_encodings(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"quantization_encoding={setting} has no kernels"):
         encoding_of(QuantizationEncoding(setting), HOPPER)
@@ -74,6 +88,11 @@ def test_a_model_asks_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
         is F32
     )
     assert len(asked) == 1
+    float8 = {"quantization_encoding": "float8_e4m3fn", "model_path": str(folder)}
+    with pytest.raises(ConfigError, match=r"float8_e4m3fn needs .*, and this one has 7\.5"):
+        choose_encoding(ModelConfig(**float8, device_specs=["cuda:1"]), facts)
+    assert choose_encoding(ModelConfig(**float8, device_specs=["cpu"]), facts).float8
+    assert len(asked) == 2
 
 
 def test_float16_is_for_gpus(tmp_path: Path) -> None:
@@ -137,6 +156,7 @@ def test_a_format_that_is_set_or_stored_is_kept(folder: Path, tmp_path: Path) ->
         text_config(folder, model={"quantization_encoding": "int8"}),
         text_config(folder, device="cuda:0"),
         text_config(quantize_checkpoint(folder, tmp_path / "int8")),
+        text_config(float8_checkpoint(folder, tmp_path / "float8", "channel")),
         text_config(tmp_path / "embeds"),
         text_config(tmp_path / "other", **alone),
     ):

@@ -156,7 +156,7 @@ def test_int8_tensors_are_read_as_they_are(tmp_path: Path) -> None:
     assert read.scales.shape == (64,)
 
 
-@pytest.mark.parametrize("method", ["hqq", "fp8", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["hqq", "bitsandbytes"])
 def test_another_quantisation_is_refused(tmp_path: Path, method: str) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"quantization_config": {"quant_method": method}})

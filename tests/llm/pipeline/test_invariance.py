@@ -107,7 +107,7 @@ class Streams:
         return stream.outputs
 
 
-@pytest.fixture(scope="module", params=["int8", "float32"])
+@pytest.fixture(scope="module", params=["int8", "float32", "float8_e4m3fn"])
 def shipped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
@@ -120,7 +120,7 @@ def shipped(
     )
 
 
-@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16", "float8_e4m3fn"])
 def small(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
@@ -128,7 +128,7 @@ def small(
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
 
 
-@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16", "float8_e4m3fn"])
 def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
