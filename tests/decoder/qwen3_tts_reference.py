@@ -110,9 +110,8 @@ class Qwen3TTSCodec(nn.Module):
     def encode(self, samples: Tensor) -> Any:
         """Return Mimi's output for samples [1, 1, S], with the decoder's codebooks."""
         output = self.encoder.encode(samples)
-        output.audio_codes = output.audio_codes[
-            :, : len(self.decoder.quantizer["rvq_rest"].vq.layers) + 1
-        ]
+        rest: Any = self.decoder.quantizer["rvq_rest"]
+        output.audio_codes = output.audio_codes[:, : len(rest.vq.layers) + 1]
         return output
 
 
@@ -161,12 +160,12 @@ class Decoder(nn.Module):
         books = self.quantizer
         x = books["rvq_first"](codes[:, :1]) + books["rvq_rest"](codes[:, 1:])
         x = self.pre_conv(x).transpose(1, 2)
-        transformer = self.pre_transformer
+        transformer: Any = self.pre_transformer
         x = transformer(inputs_embeds=transformer.input_proj(x)).last_hidden_state
         x = transformer.output_proj(x).transpose(1, 2)
-        for pair in self.upsample:
-            for part in pair:
-                x = part(x)
+        pairs: Any = self.upsample
+        for part in (part for pair in pairs for part in pair):
+            x = part(x)
         for part in self.decoder:
             x = part(x)
         return x.squeeze(1).clamp(-1, 1)
@@ -194,13 +193,13 @@ class ResidualBooks(nn.Module):
     def __init__(self, sizes: dict[str, Any], count: int) -> None:
         super().__init__()
         dim = sizes["codebook_dim"] // 2
-        self.vq = nn.Module()
+        self.vq: Any = nn.Module()
         self.vq.layers = nn.ModuleList(Book(sizes["codebook_size"], dim) for _ in range(count))
         self.output_proj = nn.Conv1d(dim, 2 * dim, 1, bias=False)
         self.input_proj = nn.Conv1d(2 * dim, dim, 1, bias=False)  # published, and not used
 
     def forward(self, codes: Tensor) -> Tensor:
-        x = sum(layer(codes[:, k]) for k, layer in enumerate(self.vq.layers))
+        x: Any = sum(layer(codes[:, k]) for k, layer in enumerate(self.vq.layers))
         return self.output_proj(x.transpose(1, 2))
 
 
@@ -209,7 +208,7 @@ class Book(nn.Module):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        self._codebook = nn.Module()
+        self._codebook: Any = nn.Module()
         self._codebook.embedding_sum = nn.Parameter(torch.zeros(size, dim))
         self._codebook.cluster_usage = nn.Parameter(torch.ones(size))
 
