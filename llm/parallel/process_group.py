@@ -148,12 +148,19 @@ class ProcessGroup(Group):
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
-    """Create the backend of host tensors, which only connects to processes of this machine."""
+    """Create the backend of host tensors, which only connects to processes of this machine.
+
+    Returns when all ranks are connected: torch has crashed once where one rank sent before another
+    one's constructor had returned.
+    """
     backend: Any = torch.distributed.ProcessGroupGloo
     options = backend._Options()
     options._devices = [backend.create_device(hostname="127.0.0.1")]
     options._timeout = WAIT_TIMEOUT
-    return backend(store, rank, size, options)
+    group = backend(store, rank, size, options)
+    store.set(f"connected {rank}", "")
+    store.wait([f"connected {other}" for other in range(size)])
+    return group
 
 
 def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
