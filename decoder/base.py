@@ -90,8 +90,9 @@ class StreamingOptions:
     the number of later codes that a block waits for and uses as right context; at the end of the
     stream there are none. `first_look_ahead` is that of the first block: a smaller value gives
     earlier audio with less accurate last samples; None: like the others. It grows to `look_ahead`,
-    by one block of the first size for each `growth` of them that precede, so that no block waits
-    for the whole difference.
+    by one block of the first size for each three of them that precede, so that no block waits for
+    the whole difference. The first `silent_codes` of a stream are silence, whose sound no later
+    code changes: a block looks ahead no further than it reaches beyond them.
     """
 
     chunk_sizes: tuple[int, ...] | None = None
@@ -100,20 +101,24 @@ class StreamingOptions:
     prepend: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER
     look_ahead: int = 0
     first_look_ahead: int | None = None
-    growth: int = 3
+    silent_codes: int = 0
 
     def look_ahead_of(self, block_index: int) -> int:
         """Return the number of later codes that a block waits for."""
-        sizes = self.chunk_sizes or (0,)
-        spoken = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
-        return self.look_ahead_after(spoken)
-
-    def look_ahead_after(self, spoken: int) -> int:
-        """Return the number of later codes that a block waits for which follows `spoken` codes."""
-        first, sizes = self.first_look_ahead, self.chunk_sizes
-        if first is None or sizes is None:
+        sizes = self.chunk_sizes
+        if sizes is None:
             return self.look_ahead
-        return min(self.look_ahead, first + spoken // (self.growth * sizes[0]) * sizes[0])
+        start = sum(sizes[:block_index]) + max(0, block_index - len(sizes)) * sizes[-1]
+        return self.look_ahead_at(start, sizes[min(block_index, len(sizes) - 1)])
+
+    def look_ahead_at(self, start: int, size: int) -> int:
+        """Return the number of later codes that the block [start, start + size) waits for."""
+        ahead, first, sizes = self.look_ahead, self.first_look_ahead, self.chunk_sizes
+        if first is not None and sizes is not None:
+            ahead = min(ahead, first + start // (3 * sizes[0]) * sizes[0])
+        if self.silent_codes:
+            ahead = min(ahead, max(0, start + size - self.silent_codes))
+        return ahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,9 @@ class DecoderStream:
             )
         carried = check_codes(carry or (), spec.codebook_size, "carried")
         self._spec = spec
-        self._options = replace(options, first_look_ahead=None) if carry else options
+        if carry:  # of the speech that this stream continues
+            options = replace(options, first_look_ahead=None, silent_codes=0)
+        self._options = options
         self._prompt = check_codes(prompt_codes, spec.codebook_size, "voice prompt")
         self._token_offset, self._pitch = token_offset, pitch
         self._origin = sample_index(token_offset, spec.samples_per_code)
@@ -186,11 +188,11 @@ class DecoderStream:
     def _plan_next(self) -> None:
         """Set the size and the look-ahead of the next block; a single block has no size."""
         sizes = self._options.chunk_sizes
-        self._look_ahead = self._options.look_ahead_after(self._num_codes)
         if sizes is None:
-            self._size, self._num_needed = 0, math.inf
+            self._size, self._look_ahead, self._num_needed = 0, self._options.look_ahead, math.inf
             return
         self._size = sizes[min(self._num_blocks, len(sizes) - 1)]
+        self._look_ahead = self._options.look_ahead_at(self._num_codes, self._size)
         self._num_needed = self._size + self._look_ahead
 
     def _cut(self, size: int) -> DecodeWindow:

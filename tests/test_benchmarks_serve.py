@@ -253,24 +253,27 @@ def test_results_are_what_was_printed(tmp_path: Path) -> None:
     assert "| y | 43,310 tokens/s |  | >= 30,000 | reached |  |" in text
 
 
+QUICK = "scheduler --repeat 1"
+
+
 def test_one_command_measures_a_kind_of_machine_and_replaces_its_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only commands that failed run again; other sections stay."""
     page, folder = tmp_path / "PAGE.md", tmp_path / "runs"
-    page.write_text("# Old\n\nIntro.\n\n## kept\n\nBy hand.\n\n## path\n\nOld.\n")
-    monkeypatch.setitem(results.KINDS, "toy", {"path": "path", "wrong": "path --no-such-flag"})
+    page.write_text("# Old\n\nIntro.\n\n## kept\n\nBy hand.\n\n## steps\n\nOld.\n")
+    monkeypatch.setitem(results.KINDS, "toy", {"steps": QUICK, "wrong": "scheduler --no-such-flag"})
     command = [str(folder), "--run", "toy", "--into", str(page)]
     assert results.main(command) == 1
     assert "wrong failed with status 2" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["path.json"]
+    assert [path.name for path in folder.iterdir()] == ["steps.json"]
     text = page.read_text()
-    assert text.startswith(results.TITLE + "\n\n## kept\n\nBy hand.\n\n## path\n\n`python -m")
+    assert text.startswith(results.TITLE + "\n\n## kept\n\nBy hand.\n\n## steps\n\n`python -m")
     assert "Old." not in text
-    first = (folder / "path.json").read_bytes()
-    monkeypatch.setitem(results.KINDS, "toy", {"path": "no_such_module", "right": "path"})
+    first = (folder / "steps.json").read_bytes()
+    monkeypatch.setitem(results.KINDS, "toy", {"steps": "no_such_module", "right": QUICK})
     assert results.main(command) == 0
-    assert (folder / "path.json").read_bytes() == first
+    assert (folder / "steps.json").read_bytes() == first
     assert page.read_text().startswith(text.rstrip() + "\n\n## right\n\n`python -m")
 
 

@@ -41,7 +41,9 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
+    "benchmarks/divergence.py",
     "benchmarks/idle.py",
+    "benchmarks/kernels.py",
     "benchmarks/long_text.py",
     "benchmarks/planted.py",
     "benchmarks/reading.py",
@@ -250,7 +252,7 @@ def test_flags_that_are_named_exist() -> None:
     known = known.replace("[no-]", "")
     known += "".join((ROOT / path).read_text(encoding="utf-8") for path in OTHER_PROGRAMS)
     flags = {
-        f.replace("--no-", "--") for f in re.findall(r"`[^`\n]*?(--[a-z][a-z.-]+)", EVERYTHING)
+        f.replace("--no-", "--") for f in re.findall(r"`[^`\n]*?(--[a-z][a-z0-9.-]+)", EVERYTHING)
     }
     assert {"--host", "--model.model-path"} <= flags
     assert [flag for flag in flags if flag not in known] == []

@@ -156,8 +156,18 @@ def test_the_look_ahead_grows_in_steps_after_the_first_block() -> None:
     assert [window.future_len for _, window in fired] == [
         options.look_ahead_of(n) for n in range(6)
     ]
-    faster = replace(options, growth=1)
-    assert [faster.look_ahead_of(n) for n in range(4)] == [1, 3, 5, 5]
+
+
+def test_a_block_looks_ahead_no_further_than_it_reaches_beyond_the_silence() -> None:
+    """A stream that continues speech has no silence at its start."""
+    options = StreamingOptions((3, 4, 8), look_ahead=5, silent_codes=4)
+    assert [options.look_ahead_of(n) for n in range(4)] == [0, 3, 5, 5]
+    stream = DecoderStream(SPEC, options)
+    fired = [(code, w.future_len) for code in range(21) for w in stream.push([code])]
+    assert fired == [(2, 0), (9, 3), (19, 5)]
+    whole = StreamingOptions((25,), look_ahead=5, silent_codes=4)
+    assert DecoderStream(SPEC, whole).num_missing == 30
+    assert DecoderStream(SPEC, replace(options, buffer=1), carry=(7,)).num_missing == 8
 
 
 def test_codes_of_an_incomplete_frame_are_dropped() -> None:

@@ -178,10 +178,8 @@ def cut(
     while start < len(codes):
         size = len(codes) if sizes is None else sizes[min(len(blocks), len(sizes) - 1)]
         end = min(start + size, len(codes))
-        options = StreamingOptions(
-            sizes, 0, look_ahead=look_ahead, first_look_ahead=first_look_ahead
-        )
-        waits = options.look_ahead_after(start)
+        options = StreamingOptions(sizes, look_ahead=look_ahead, first_look_ahead=first_look_ahead)
+        waits = options.look_ahead_at(start, size)
         future = tuple(codes[end : end + waits])
         blocks.append(Block(tuple(codes[start:end]), len(blocks), future))
         start = end

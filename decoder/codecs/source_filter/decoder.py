@@ -46,7 +46,7 @@ from decoder.window_inputs import stacked
 
 RANDOM_SEED = 0
 CHUNK_SIZES = (3, 4, 8, 16, 32)  # a block is finished in time at 2.4 times real time
-FIRST_AHEAD = 0  # of the first block, which ends before the first sound of a sentence
+SILENT_CODES = 4  # in front of the first sound of a sentence; the shortest silence has six
 DECODER, VOICE_ENCODER = "decoder.", "voice_encoder."
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
@@ -252,8 +252,7 @@ def codec_spec(config: SpeechCodecConfig, source: CodecSource) -> CodecSpec:
             buffer=config.receptive_field,
             prepend=PrependPromptSpeechTokens.ROLLING,
             look_ahead=config.ahead,
-            first_look_ahead=FIRST_AHEAD,
-            growth=1,
+            silent_codes=SILENT_CODES,
         ),
     )
     return replace(finish_spec(spec, source), can_encode=has_voices(source), keeps_state=True)

@@ -123,7 +123,7 @@ def test_norm_and_gate(size: int, rows: int) -> None:
 class Parts:
     """A layer with random weights, and a step of rows over a pool that holds some tokens."""
 
-    hidden, inner, page_size = 40, 24, 8
+    hidden, inner, page_size = 48, 32, 8
 
     def __init__(
         self,
