@@ -91,7 +91,7 @@ class Subject:
     shape: Shape
     device: torch.device
     engine: Engine
-    bandwidth: float  # bytes per second, read and written
+    bandwidth: float  # of all devices: bytes per second, read and written
     sizes: Sizes
     trace_folder: Path | None = None
 
@@ -168,7 +168,7 @@ def _decode(
         f"{name}: share of the bandwidth, {how_many}",
         tuple(100 * rate / rows * step_bytes / subject.bandwidth for rate in rates),
         "%",
-        note=f"{step_bytes / 1e9:.2f} GB a step, a copy moves {subject.bandwidth / 1e12:.2f} TB/s",
+        note=f"{step_bytes / 1e9:.2f} GB a step, copies move {subject.bandwidth / 1e12:.2f} TB/s",
     )
 
 
@@ -342,7 +342,8 @@ def measure(
     }
     wanted = [part for name, part in run_parts.items() if name in parts]
     if wanted:
-        speed, started = bandwidth(device), time.perf_counter()
+        speed = bandwidth(device) * len(set(values["model"]["device_specs"]))
+        started = time.perf_counter()
         with (
             tempfile.TemporaryDirectory() as folder,
             running(shape, Path(folder), values) as engine,

@@ -25,7 +25,7 @@ from benchmarks.report import HEADER, Figure, Machine, Report
 TITLE = """# Results
 
 Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed;
-`--run gpu` or `--run cpu` runs those of a kind of machine, and `--into benchmarks/RESULTS.md`
+`--run gpu`, `two_gpus` or `cpu` runs those of a kind of machine, and `--into benchmarks/RESULTS.md`
 replaces their sections. The value of a row is the median of its runs, `range` their least and
 greatest; one run has no range.
 
@@ -63,6 +63,18 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
+    },
+    "two_gpus": {
+        name: f"core {arguments} --part decode throughput --limit-s 12 --repeat 3 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2304"
+        for name, arguments in {
+            "float8_1b": "--shape llasa-1b --model.quantization-encoding float8_e4m3fn",
+            "float8_3b": "--shape llama-3b --model.quantization-encoding float8_e4m3fn",
+            "tensor_parallel_3b_one": "--shape llama-3b",
+            "tensor_parallel_3b_two": "--shape llama-3b --model.device-specs cuda:0,cuda:1",
+            "tensor_parallel_8b_one": "--shape llama-8b",
+            "tensor_parallel_8b_two": "--shape llama-8b --model.device-specs cuda:0,cuda:1",
+        }.items()
     },
     "cpu": {
         "cpu_cold_start": "cold_start",

@@ -218,7 +218,7 @@ class FrameShape:
         """Whether the token is a frame of this shape."""
         if isinstance(token, int) or len(token) != self.num_codebooks:
             return False
-        largest = max(token[1:])
+        largest = max(token[1:], default=0)
         is_known = min(token) >= 0 and token[0] < self.codebook_size
         return is_known and largest < (self.later_size or self.codebook_size)
 

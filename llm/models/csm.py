@@ -145,7 +145,7 @@ class CsmModel(FrameModel):
             projection=factory.linear(reader.matrix(PROJECTION, shape.hidden_size, hidden)),
             layers=loader.layers(),
             rotary=Rotary(own.rotary, frames.num_codebooks, self.devices[0]),
-            heads=[LogitsHead(norm, factory.linear(LinearWeight(head.T))) for head in heads],
+            heads=[LogitsHead(norm, factory.head(LinearWeight(head.T))) for head in heads],
             attention=AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim),
         )
         reader.skip(*(name for name in self.weights.info() if name.startswith(CODEC)))

@@ -54,12 +54,20 @@ class Encoding:
 
 
 def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) -> Encoding:
-    """Return the encoding of a model on its device: see `encoding_of`."""
+    """Return the encoding of a model on its device: see `encoding_of`. A stored format that its
+    architecture does not run in is expanded.
+    """
     setting, capability = config.quantization_encoding, None
     if setting in DEPENDS_ON_DEVICE and not config.on_cpu:
         capability = torch.cuda.get_device_capability(torch.device(config.device_specs[0]))
-    is_float8 = huggingface_config.is_float8
-    return encoding_of(setting, capability, is_int8=huggingface_config.is_int8, is_float8=is_float8)
+    facts = huggingface_config
+    known = find_architecture(facts.architecture, facts.path, runs_alone=True).encodings
+    return encoding_of(
+        setting,
+        capability,
+        is_int8=facts.is_int8 and QuantizationEncoding.INT8 in known,
+        is_float8=facts.is_float8 and QuantizationEncoding.FLOAT8_E4M3FN in known,
+    )
 
 
 def encoding_of(

@@ -38,20 +38,20 @@ def read_block(config: HuggingFaceConfig) -> Block | None:
     keys = config.keys.get("quantization_config")
     found = keys if isinstance(keys, dict) else {}
     if found.get("quant_method") == "fp8":
-        _require(config, found.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"), "fmt")
+        require(config, found.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"), "fmt")
         return _block(config, found.get("weight_block_size"), "weight_block_size")
-    _require(config, found.get("kv_cache_scheme"), (None,), "kv_cache_scheme")
+    require(config, found.get("kv_cache_scheme"), (None,), "kv_cache_scheme")
     groups = found.get("config_groups")
     listed = list(groups.values()) if isinstance(groups, dict) else []
     if len(listed) != 1 or not isinstance(listed[0], dict):
         raise CheckpointError(f"{config.path}: quantization_config needs one of config_groups")
     weights, activations = (listed[0].get(key) or {} for key in ("weights", "input_activations"))
     for values, part in ((weights, "weights"), (activations, "input_activations")):
-        _require(config, values.get("num_bits"), (8,), f"{part}.num_bits")
-        _require(config, values.get("type"), ("float",), f"{part}.type")
+        require(config, values.get("num_bits"), (8,), f"{part}.num_bits")
+        require(config, values.get("type"), ("float",), f"{part}.type")
     kinds = ("tensor", "channel", "block")
-    _require(config, weights.get("strategy"), kinds, "weights.strategy")
-    _require(config, weights.get("symmetric", True), (True,), "weights.symmetric")
+    require(config, weights.get("strategy"), kinds, "weights.strategy")
+    require(config, weights.get("symmetric", True), (True,), "weights.symmetric")
     if weights.get("strategy") != "block":
         return None
     return _block(config, weights.get("block_structure"), "block_structure")
@@ -62,18 +62,20 @@ def _block(config: HuggingFaceConfig, value: Any, key: str) -> Block | None:
         return None
     is_pair = isinstance(value, list) and len(value) == 2
     if not is_pair or any(type(size) is not int or size < 1 for size in value):
-        raise _refusal(config, key, value, "two positive whole numbers")
+        raise refusal(config, key, value, "two positive whole numbers")
     return value[0], value[1]
 
 
-def _require(
+def require(
     config: HuggingFaceConfig, value: object, expected: tuple[object, ...], key: str
 ) -> None:
+    """Raise `CheckpointError` for another value of a key of quantization_config."""
     if value not in expected:
-        raise _refusal(config, key, value, ", ".join(map(str, expected)))
+        raise refusal(config, key, value, ", ".join(map(str, expected)))
 
 
-def _refusal(config: HuggingFaceConfig, key: str, value: object, known: str) -> CheckpointError:
+def refusal(config: HuggingFaceConfig, key: str, value: object, known: str) -> CheckpointError:
+    """Return the error for a value of quantization_config that is not known."""
     return CheckpointError(
         f"{config.path}: quantization_config has {key}={value}, which cannot be read; {known} can"
     )

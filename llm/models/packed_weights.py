@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.models.float8_weights import Float8Weights, read_block
+from llm.models.float8_weights import Float8Weights, read_block, refusal, require
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.weights import TensorInfo, Weights
 
@@ -66,16 +66,16 @@ def read_packing(config: HuggingFaceConfig) -> Packing | None:
         return None
     method = keys.get("quant_method")
     if method == "gptq":
-        _require(config, keys.get("bits"), BITS, "bits")
+        require(config, keys.get("bits"), (BITS,), "bits")
         form = keys.get("checkpoint_format", "gptq")
         if form not in ("gptq", "gptq_v2"):
-            raise _refusal(config, "checkpoint_format", form, "gptq and gptq_v2")
+            raise refusal(config, "checkpoint_format", form, "gptq and gptq_v2")
         return Packing("gptq", int(form == "gptq"), _group_size(config, keys))
     if method == "awq":
-        _require(config, keys.get("bits", keys.get("w_bit")), BITS, "bits")
+        require(config, keys.get("bits", keys.get("w_bit")), (BITS,), "bits")
         version = str(keys.get("version", "gemm")).lower()
-        _require(config, version, "gemm", "version")
-        _require(config, keys.get("zero_point", True), True, "zero_point")
+        require(config, version, ("gemm",), "version")
+        require(config, keys.get("zero_point", True), (True,), "zero_point")
         return Packing("awq", 0, _group_size(config, keys))
     if (method, keys.get("format")) == ("compressed-tensors", "pack-quantized"):
         return _read_groups(config, keys)
@@ -88,9 +88,9 @@ def _read_groups(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> Packing:
     weights = [group.get("weights") for group in found if isinstance(group, dict)]
     if len(weights) != 1 or not isinstance(weights[0], dict):
         raise CheckpointError(f"{config.path}: quantization_config needs one of config_groups")
-    _require(config, weights[0].get("num_bits"), BITS, "num_bits")
-    _require(config, weights[0].get("type", "int"), "int", "type")
-    _require(config, found[0].get("input_activations"), None, "input_activations")
+    require(config, weights[0].get("num_bits"), (BITS,), "num_bits")
+    require(config, weights[0].get("type", "int"), ("int",), "type")
+    require(config, found[0].get("input_activations"), (None,), "input_activations")
     return Packing("packed", 0, _group_size(config, weights[0]))
 
 
@@ -99,19 +99,8 @@ def _group_size(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> int:
     if size is None:
         return -1
     if type(size) is not int or not (size == -1 or size > 0):
-        raise _refusal(config, "group_size", size, "-1 and positive whole numbers")
+        raise refusal(config, "group_size", size, "-1 and positive whole numbers")
     return size
-
-
-def _require(config: HuggingFaceConfig, value: object, expected: object, key: str) -> None:
-    if value != expected:
-        raise _refusal(config, key, value, str(expected))
-
-
-def _refusal(config: HuggingFaceConfig, key: str, value: object, known: str) -> CheckpointError:
-    return CheckpointError(
-        f"{config.path}: quantization_config has {key}={value}, which cannot be read; {known} can"
-    )
 
 
 def unpacked(weights: Weights, folder: Path) -> Weights:

@@ -155,7 +155,8 @@ class Qwen3TTSModel(FrameModel):
             reader.tensor(TABLES.format(index), frames.later_size, hidden)
             for index in range(frames.num_codebooks - 1)
         ]
-        codes = torch.cat([self._factory.vector(table) for table in (first.values, *later)])
+        tables = (first.to_float(torch.float32), *later)
+        codes = torch.cat([self._factory.vector(table) for table in tables])
         pad_id = self.huggingface_config.require("tts_pad_token_id")
         text = self._projected_text(reader)
         self._frame_embedding = TalkerEmbedding(text, codes, frames, pad_id)
@@ -172,8 +173,8 @@ class Qwen3TTSModel(FrameModel):
             name = TEXT_PROJECTION.format(number)
             matrix = reader.matrix(name, size, inner, has_bias=True)
             assert matrix.bias is not None
-            weights = (matrix.values.to(device).float(), matrix.bias.to(device).float())
-            return F.linear(x, *weights)
+            weight = matrix.to_float(torch.float32).to(device)
+            return F.linear(x, weight, matrix.bias.to(device).float())
 
         blocks = [
             projected(F.silu(projected(block.to(device).float(), 1, inner)), 2, hidden)
@@ -204,7 +205,7 @@ class Qwen3TTSModel(FrameModel):
             projection=projection,
             layers=loader.layers(),
             rotary=Rotary(own.rotary, frames.num_codebooks, self.devices[0]),
-            heads=[LogitsHead(norm, factory.linear(head)) for head in heads],
+            heads=[LogitsHead(norm, factory.head(head)) for head in heads],
             attention=AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim),
         )
         # Voices are cloned outside of the language model.

@@ -97,7 +97,10 @@ class ProcessGroup(Group):
             logger.warning("GPUs share no memory, sums of few rows are slower: %s", error)
             self.minimum(0)
             return None
-        return peers if self.minimum(1) else None
+        if self.minimum(1):
+            return peers
+        peers.close()
+        return None
 
     def all_gather(self, shard: Tensor) -> Tensor:
         """See `Group`."""

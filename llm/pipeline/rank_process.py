@@ -94,6 +94,7 @@ def _receive(steps: SimpleQueue[Step | None], meeting: Path) -> NoReturn:
             if step is None:
                 sys.stdin.buffer.read()  # up to its end
                 time.sleep(STOP_S)
+                shutil.rmtree(meeting.parent, ignore_errors=True)
                 os._exit(1)  # the last steps wait for a rank that has ended
     except (EOFError, pickle.UnpicklingError):  # an incomplete message when rank 0 was killed
         shutil.rmtree(meeting.parent, ignore_errors=True)

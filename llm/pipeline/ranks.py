@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -253,9 +254,10 @@ def _end(processes: list[subprocess.Popen[bytes]], is_ending: threading.Event) -
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended before it read everything
                 process.stdin.close()
+    deadline_s = time.monotonic() + STOP_S
     for process in processes:
         try:
-            process.wait(STOP_S)
+            process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

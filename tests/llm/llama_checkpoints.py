@@ -171,8 +171,12 @@ def quantize_checkpoint(source: Path, target: Path) -> Path:
     return target
 
 
-def float8_checkpoint(source: Path, target: Path, strategy: str, method: str = "") -> Path:
+def float8_checkpoint(
+    source: Path, target: Path, strategy: str, method: str = "", endings: str = "proj.weight"
+) -> Path:
     """Convert to float8 with scales by `channel`, `tensor` or `block` (of 32 × 48).
+
+    Matrices whose names have one of the `endings`, divided by spaces, are converted.
 
     `method`: compressed-tensors by default, or fp8, which knows no channels.
     """
@@ -196,7 +200,7 @@ def float8_checkpoint(source: Path, target: Path, strategy: str, method: str = "
     ending = "_scale_inv" if method == "fp8" and is_block else "_scale"
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        if not name.endswith("proj.weight"):
+        if not name.endswith(tuple(endings.split())):
             tensors[name] = tensor.to(torch.bfloat16)
             continue
         wide = tensor.float()

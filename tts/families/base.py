@@ -97,7 +97,7 @@ class FamilyTraits:
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
     invents_voices: bool = False  # a call without a prompt has a random speaker
-    takes_codes: bool = True  # in the prompt: those of a clip, or of a sentence's beginning
+    takes_codes: bool = True  # of a clip in the prompt, or of the beginning of the same sentence
     takes_instructions: bool = False  # `Voice.instructions`
     steady_loudness: bool = False  # adjust the loudness of later segments to the first
 

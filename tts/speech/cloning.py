@@ -76,7 +76,7 @@ class VoiceCloner:
         self._client, self._prompts = client, prompts
         self._limits, self._options = limits or CloningLimits(), options or TextOptions()
         self._cache = PromptCache(self._limits.max_cached_codes)
-        self._ready: dict[str, Voice] = {}  # encoded voices of the checkpoint
+        self._ready: dict[str, VoicePrompt] = {}  # of the checkpoint's clips, by name
 
     @property
     def can_clone(self) -> bool:
@@ -138,8 +138,8 @@ class VoiceCloner:
                 raise PreconditionError(
                     Precondition.VOICE_PROMPT, f"the recording of voice '{voice.name}': {error}"
                 ) from error
-            self._ready[voice.name] = replace(voice, prompt=prompt, clip=None)
-        return replace(self._ready[voice.name], language=voice.language)
+            self._ready[voice.name] = prompt
+        return replace(voice, prompt=self._ready[voice.name], clip=None)
 
     def from_codes(self, codes: Sequence[int], field: str = "voice.prompt_tokens") -> VoicePrompt:
         """Return the prompt of codes that a client sends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.engine.running import running
-from tests.llm.llama_checkpoints import PAGES, batch, pipeline_config, row
+from tests.llm.llama_checkpoints import PAGES, batch, float8_checkpoint, pipeline_config, row
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.llm.qwen3_tts_checkpoints import (
     CODEBOOKS,
@@ -77,11 +78,13 @@ def frames_of(chunks: Iterator[TokenChunk]) -> Frames:
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
-def compared(folder: Path) -> float:
-    """Return the largest difference of the logits of a frame's codes from the reference's."""
+def compared(folder: Path, same: Path | None = None) -> float:
+    """Return the largest difference of the logits of a frame's codes from the reference's, which
+    reads the folder `same` if there is one.
+    """
     runner, frame = ModelRunner(pipeline_config(folder)), (4, 10, 0, 7)
     runner.initialize()
-    wanted = Reference.read(folder).logits(MIXED, frame)
+    wanted = Reference.read(same or folder).logits(MIXED, frame)
     with torch.inference_mode():
         outputs = runner.forward(runner.prepare(batch(row(MIXED, PAGES))))
         decoder = runner.loaded_model.frame_decoder
@@ -107,6 +110,23 @@ def compared(folder: Path) -> float:
 )
 def test_logits_of_every_codebook(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert compared(write_qwen3_tts(tmp_path, **keys)) < 1e-4
+
+
+def test_a_float8_checkpoint_is_expanded(folder: Path, tmp_path: Path) -> None:
+    """Also the projection of the text; this architecture runs in no format but floating point."""
+    endings = "proj.weight linear_fc1.weight linear_fc2.weight"
+    stored = float8_checkpoint(folder, tmp_path / "float8", "channel", endings=endings)
+    tensors = load_file(stored / "model.safetensors")
+    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith("_scale")}
+    assert any("text_projection" in name for name in scales)
+    for name, scale in scales.items():
+        matrix = name.removesuffix("_scale")
+        tensors[matrix] = tensors[matrix].float() * scale
+    expanded = tmp_path / "expanded"
+    expanded.mkdir()
+    shutil.copy(folder / "config.json", expanded)
+    save_file({k: v.float() for k, v in tensors.items()}, expanded / "model.safetensors")
+    assert compared(stored, expanded) < 1e-4
 
 
 def test_greedy_frames_alone_and_streamed(engine: Engine, expected: list[Frames]) -> None:
