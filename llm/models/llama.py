@@ -183,7 +183,8 @@ class LlamaModel(CausalModel):
         self._rope_type = self.pipeline_config.model.rope_type or (
             RopeType.NORMAL if original else RopeType.NEOX
         )
-        reader = WeightReader(self.weights, self.adapter or original)
+        is_packed = self.encoding.packed and not self.session.use_vendor_blas
+        reader = WeightReader(self.weights, self.adapter or original, is_packed=is_packed)
         shape, names = self.config.shape, self.names
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
@@ -245,7 +246,8 @@ class LlamaModel(CausalModel):
 
     def _tied(self, embedding: LinearWeight) -> LinearWeight:
         """Return the head's matrix: shared with the embedding on the device, if possible."""
-        return embedding if self.encoding.int8 else LinearWeight(self._embedding.table)
+        is_shared = self.encoding.int8 or embedding.groups is not None
+        return embedding if is_shared else LinearWeight(self._embedding.table)
 
 
 @dataclass(frozen=True, slots=True)
