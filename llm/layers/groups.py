@@ -17,7 +17,7 @@ STEP = 16
 """Inputs of a group are a multiple of it, and of twice as many with 4 bits."""
 
 MIDDLE = 8
-"""What is subtracted from numbers of 4 bits without minimums."""
+"""Number that is subtracted from those of 4 bits without minimums."""
 
 
 @dataclass(frozen=True, slots=True)

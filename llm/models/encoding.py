@@ -37,7 +37,7 @@ PACKED = (
     QuantizationEncoding.Q4_K,
     QuantizationEncoding.Q6_K,
 )
-"""Those that keep a checkpoint that is stored so."""
+"""Formats that keep the matrices of a checkpoint that is stored so."""
 DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN)
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 """The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""

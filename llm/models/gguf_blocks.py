@@ -19,7 +19,7 @@ from llm.layers.groups import Groups, group_bytes
 
 _D, _M, _PAIRS = ("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)
 _FACTORS, _LONG = ("factors", "u1", 12), ("q", "u1", 128)
-_LAYOUTS: dict[str, list[Any]] = {
+LAYOUTS: dict[str, list[Any]] = {
     "Q4_0": [_D, _PAIRS],
     "Q4_1": [_D, _M, _PAIRS],
     "Q5_0": [_D, ("high", "<u4"), _PAIRS],
@@ -29,7 +29,7 @@ _LAYOUTS: dict[str, list[Any]] = {
     "Q5_K": [_D, _M, _FACTORS, ("high", "u1", 32), _LONG],
     "Q6_K": [_LONG, ("high", "u1", 64), ("factors", "i1", 16), _D],
 }
-PACKED = tuple(_LAYOUTS)
+PACKED = tuple(LAYOUTS)
 """Formats that can be held as they are stored."""
 
 Numbers = np.ndarray
@@ -40,7 +40,7 @@ def read_groups(kind: str, data: np.ndarray) -> Groups | None:
 
     None if scales are not finite.
     """
-    blocks = data.view(np.dtype(_LAYOUTS[kind]))
+    blocks = data.view(np.dtype(LAYOUTS[kind]))
     scales = blocks["d"].astype(np.float32)
     minimums = blocks["m"].astype(np.float32) if "m" in blocks.dtype.names else None
     if kind.endswith("_K"):

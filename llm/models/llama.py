@@ -97,7 +97,8 @@ class LlamaModel(CausalModel):
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """See `PipelineModel`. An int8 head is packed, so that a tied embedding is stored
-        separately. With float8 layers the embedding and the head are wider.
+        separately. With float8 layers the embedding and the head are wider. Packed matrices are
+        counted as they are stored.
 
         Without files the weights are random, and the sizes of the matrices are counted.
         """

@@ -98,7 +98,7 @@ SCALED = (torch.int8, torch.float8_e4m3fn)
 
 
 class Form(NamedTuple):
-    """What a kernel reads: uint8 are two weights of 4 bits each, in groups."""
+    """Format of the weights that a kernel reads; uint8 are two of 4 bits each, in groups."""
 
     dtype: torch.dtype
     is_grouped: bool = False

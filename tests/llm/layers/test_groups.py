@@ -114,7 +114,7 @@ def test_rows_and_columns_are_those_of_the_matrix(seed: int, lows: bool, bits: i
     )
 )
 def test_a_stack_is_that_of_the_matrices(kinds: list[tuple[int, int, bool, int]]) -> None:
-    """Of 4 bits and 8, any groups, with minimums and without."""
+    """Matrices of 4 bits and 8, in any groups, with minimums and without."""
     matrices = [packed(s, group_of=size, lows=lows, bits=bits) for s, size, lows, bits in kinds]
     weights = [LinearWeight(groups.values, groups=groups) for groups in matrices]
     stacked = LinearWeight.stack(weights)

@@ -20,7 +20,7 @@ from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
 from llm.models.pickle_weights import find_weights
 from llm.runner.model_runner import ModelRunner
-from tests.llm.gguf_files import NAMES, paired, write_gguf
+from tests.llm.gguf_files import gguf_name, paired, paired_of, quantised, write_gguf
 from tests.llm.llama_checkpoints import (
     MAX_ERROR,
     all_logits,
@@ -47,7 +47,7 @@ def test_a_tensor_is_what_the_package_makes_of_it(tmp_path: Path, kind: str) -> 
 
 
 BITS = {"Q4_0": 5, "Q4_1": 6, "Q5_0": 9, "Q5_1": 10, "Q8_0": 9, "Q4_K": 6, "Q5_K": 10, "Q6_K": 10}
-"""Of a weight in memory, with its share of scales and minimums."""
+"""Bits of a weight in memory, with its share of scales and minimums."""
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -83,36 +83,6 @@ def test_scales_that_are_not_finite_and_other_formats_are_expanded(tmp_path: Pat
     assert weights.groups("lm_head.weight") is None
     assert weights.groups("model.embed_tokens.weight") is None
     assert weights.groups("other") is None
-
-
-def quantised(folder: Path, kinds: Callable[[str], str], **keys: Any) -> tuple[Path, Path]:
-    """Write a Llama's GGUF file with matrices in these formats and its configuration to a folder,
-    and the folder of its values in float32.
-    """
-    plain, packed = write_llama(folder / "plain", **keys), folder / "packed"
-    packed.mkdir()
-    stored: dict[str, Any] = {}
-    for name, value in load_file(plain / "model.safetensors").items():
-        matrix = paired_of(name, value.numpy())
-        form = gguf.GGMLQuantizationType[kinds(name) if value.ndim == 2 else "F32"]
-        data = matrix if form.name == "F32" else quantise(matrix, form)
-        stored[gguf_name(name)] = (data, form)
-    weights = GGUFWeights(write_gguf(packed / "m.gguf", stored, {}))
-    tensors = {name: weights.tensor(name) for name in weights.info()}
-    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
-    (packed / "config.json").write_text((plain / "config.json").read_text())
-    return plain, packed
-
-
-def quantise(matrix: np.ndarray, form: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Quantise with the package; blocks of 256, which it only reads, get random numbers."""
-    if not form.name.endswith("_K"):
-        return gguf.quants.quantize(matrix, form)
-    block, size = gguf.GGML_QUANT_SIZES[form]
-    data = np.random.default_rng(5).integers(0, 256, (matrix.size // block, size), dtype=np.uint8)
-    for at in (208,) if form.name == "Q6_K" else (0, 2):
-        data[:, at : at + 2] = np.array([0.0003], np.float16).view(np.uint8)
-    return data.reshape(len(matrix), -1)
 
 
 MIXED = {"v_proj": "Q6_K", "k_proj": "Q4_0", "embed_tokens": "Q8_0", "down_proj": "F32"}
@@ -204,17 +174,6 @@ def test_a_file_has_the_logits_of_its_folder(tmp_path: Path) -> None:
 
 def can_shrink(value: torch.Tensor) -> bool:
     return value.ndim == 2 and value.shape[1] % 32 == 0
-
-
-def paired_of(name: str, value: np.ndarray) -> np.ndarray:
-    heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
-    return paired(value, heads) if heads else value
-
-
-def gguf_name(name: str) -> str:
-    for theirs, ours in NAMES:
-        name = name.replace(theirs, ours)
-    return name
 
 
 def test_the_scaling_of_llama_3_is_recognised(tmp_path: Path) -> None:
