@@ -336,8 +336,9 @@ def _define_expand(module: ir.Module, form: Form, outs: int) -> ir.Function:
     def expand(out: int, first: ir.Value) -> None:
         row = reader.row(matrix, out, num_in)
         reader.fetch(row, body.add(first, body.mul(num_in, I64(outs))))  # of the next tile
-        own = (reader.groups(array, out, num_in) for array in (scales, minimums))
-        weights = reader.weights(row, *own, first)
+        own_scales = reader.groups(scales, out, num_in)
+        own_minimums = reader.groups(minimums, out, num_in)
+        weights = reader.weights(row, own_scales, own_minimums, first)
         for part, values in enumerate(weights):
             place = body.add(body.mul(num_in, I64(out)), body.add(first, I64(part * LANES)))
             address = body.bitcast(body.gep(target, [place]), VECTOR.as_pointer())
