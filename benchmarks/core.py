@@ -42,10 +42,12 @@ from benchmarks.engine_load import (
     running,
     throughput_jobs,
 )
+from benchmarks.packed_shapes import KINDS
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
 from llm import Engine, set_product_threads
+from llm.runner.model_runner import ModelRunner
 from tests.llm.runner.largest_prefill import largest_prefill
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
@@ -149,11 +151,8 @@ def _decode(
     rates = tuple(done.decode_tokens_per_s for done in runs)
     context = sizes.prompt_len + sizes.num_tokens // 2
     runner, shape = pipeline_of(subject.engine).runner, subject.shape
-    encoding = runner.loaded_model.encoding
-    head_bytes = shape.num_head_weights * (1 if encoding.int8 else encoding.dtype.itemsize)
-    layer_bytes = (shape.num_weights - shape.num_head_weights) * encoding.matrix_bytes
     kv_bytes = rows * context * shape.kv_values * runner.kv_cache_dtype.itemsize
-    step_bytes = head_bytes + layer_bytes + kv_bytes
+    step_bytes = _weight_bytes(runner, shape) + kv_bytes
     cut = "" if all(done.is_whole for done in runs) else f"; cut off after {sizes.limit_s:g} s"
     yield Figure(
         f"{name}: decode, {how_many}",
@@ -170,6 +169,15 @@ def _decode(
         "%",
         note=f"{step_bytes / 1e9:.2f} GB a step, copies move {subject.bandwidth / 1e12:.2f} TB/s",
     )
+
+
+def _weight_bytes(runner: ModelRunner, shape: Shape) -> int:
+    """Return the bytes of the weights that a step reads."""
+    encoding = runner.loaded_model.encoding
+    if encoding.packed:
+        return runner.weights_bytes
+    head_bytes = shape.num_head_weights * (1 if encoding.int8 else encoding.dtype.itemsize)
+    return head_bytes + (shape.num_weights - shape.num_head_weights) * encoding.matrix_bytes
 
 
 def throughput(subject: Subject) -> Iterator[Figure]:
@@ -362,6 +370,7 @@ def parser() -> argparse.ArgumentParser:
     options = arguments("Decode speed of the core.", repeat=sizes.repeat, has_model=False)
     options.add_argument("--model", type=Path, help="checkpoint folder, in place of the shapes")
     options.add_argument("--shape", nargs="+", choices=SHAPES, default=list(DEFAULT_SHAPES))
+    options.add_argument("--packed", choices=KINDS, help="GGUF files of the Llama shapes, CPU")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on the CPU")
@@ -401,6 +410,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
     )
     shapes = [Shape.read(args.model)] if args.model else [SHAPES[name] for name in args.shape]
+    if args.packed:
+        shapes = [shape.in_format(args.packed) for shape in shapes]
     measured = (
         figure
         for shape in shapes

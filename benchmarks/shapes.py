@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.packed_shapes import write_packed
+
 ROPE = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -26,12 +28,14 @@ ROPE = {
 class Shape:
     """One language model: `values` are those of its config.json. Groups of heads share keys.
 
-    `checkpoint` is the folder of one with weights; None: they are random.
+    `checkpoint` is the folder of one with weights; None: they are random, and with `packed` those
+    of a GGUF file in this format.
     """
 
     name: str
     values: Mapping[str, Any]
     checkpoint: Path | None = None
+    packed: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
@@ -43,6 +47,10 @@ class Shape:
         """Return the same layers with another vocabulary size in the embedding and the head."""
         return Shape(name, {**self.values, "vocab_size": vocab_size})
 
+    def in_format(self, kind: str) -> Shape:
+        """Return the same model as a GGUF file of this format (see `packed_shapes`)."""
+        return Shape(f"{self.name} {kind}", self.values, packed=kind)
+
     def write(self, folder: Path) -> Path:
         """Write a folder that the test mode can serve; no token ends a text.
 
@@ -53,6 +61,8 @@ class Shape:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(dict(self.values), indent=1)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        if self.packed:
+            write_packed(folder / "model.gguf", self.values, self.packed)
         return folder
 
     @property

@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from benchmarks import core, decode_interference, peers, trace
 from benchmarks.codec_calls import kinds_of
 from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
-from benchmarks.shapes import SHAPES, TOY, Shape
+from benchmarks.packed_shapes import KINDS
+from benchmarks.shapes import SHAPES, TOY, Shape, llama
 from decoder import DecodeRequest, Renderer, create_decoder
 from llm import Engine
-from tests.llm.llama_checkpoints import write_llama
+from tests.llm.llama_checkpoints import all_logits, write_llama
 
 SMALL = core.Sizes(
     num_tokens=24,
@@ -44,6 +45,20 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_a_step_reads_what_the_model_has(shape: Shape) -> None:
     model = peers.create(shape, torch.device("meta"))
     assert shape.num_weights == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_shape_is_measured(tmp_path: Path, kind: str) -> None:
+    """Random logits are neither flat nor infinite, and a step reads the packed weights."""
+    values = llama(hidden=256, inner=512, layers=2, heads=4, kv_heads=2, head_dim=64, vocab=512)
+    shape = Shape("toy", values).in_format(kind)
+    figures = list(core.measure(shape, ["decode"], SMALL, VALUES, None))
+    _, rate, _, share = figures
+    assert rate.name == f"toy {kind}: decode, one sequence"
+    assert min(rate.values) > 0
+    logits = all_logits(shape.write(tmp_path), [5, 6, 7])
+    assert 0.1 < logits.std() < 100
+    assert share.note.startswith("0.00 GB a step")
 
 
 def test_keys_and_values_of_a_token() -> None:

@@ -13,7 +13,10 @@ from llm.config.sections import QuantizationEncoding
 from llm.errors import CheckpointError, ConfigError
 
 FLOATS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16")))
-HELD_AS = (*FLOATS, QuantizationEncoding.INT8, QuantizationEncoding.FLOAT8_E4M3FN)
+HELD_AS = (
+    *FLOATS,
+    *map(QuantizationEncoding, ("int8", "float8_e4m3fn", "gptq", "q4_0", "q4_k", "q6_k")),
+)
 
 
 @dataclass(frozen=True, slots=True)

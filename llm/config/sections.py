@@ -31,6 +31,7 @@ class QuantizationEncoding(StrEnum):
     INT8 = "int8"  # weight-only, one scale per output row, CPU
     FLOAT8_E4M3FN = "float8_e4m3fn"  # layers' matrices and their inputs
     FLOAT4_E2M1FNX2 = "float4_e2m1fnx2"
+    # keep the matrices of a checkpoint that is stored so, CPU
     GPTQ = "gptq"
     Q4_K = "q4_k"
     Q4_0 = "q4_0"
@@ -46,10 +47,10 @@ class QuantizationEncoding(StrEnum):
 
 
 _BOTH = tuple(map(QuantizationEncoding, ("float32", "bfloat16", "float8_e4m3fn")))
-CPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("int8", "q4_k", "q4_0", "q6_k"))})
-GPU_ENCODINGS = frozenset(
-    {*_BOTH, *map(QuantizationEncoding, ("float16", "float4_e2m1fnx2", "gptq"))}
+CPU_ENCODINGS = frozenset(
+    {*_BOTH, *map(QuantizationEncoding, ("int8", "gptq", "q4_k", "q4_0", "q6_k"))}
 )
+GPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("float16", "float4_e2m1fnx2"))})
 
 
 def switch(name: str, text: str) -> bool:
@@ -118,7 +119,8 @@ class ModelConfig(StrictModel):
     quantization_encoding: QuantizationEncoding | None = Field(
         default=None,
         description="number format of weights, float16 on a GPU and int8 on a CPU only; "
-        "float8_e4m3fn is that of the layers' matrices and their inputs (default: the "
+        "float8_e4m3fn is that of the layers' matrices and their inputs; gptq, q4_0, q4_k and q6_k "
+        "keep the packed matrices of a checkpoint that is stored so, on a CPU (default: the "
         "checkpoint's, or best for the device)",
     )
     device_specs: list[str] = Field(

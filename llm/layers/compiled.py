@@ -20,15 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 @torch.library.custom_op("sonant::multiply", mutates_args=())
-def traced_multiply(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
+def traced_multiply(
+    inputs: Tensor, weights: Tensor, scales: Tensor | None, minimums: Tensor | None
+) -> Tensor:
     """Compute `kernels.cpu.products.multiply` in a function that torch traces."""
     from llm.kernels.cpu.products import multiply
 
-    return multiply(inputs.contiguous(), weights, scales)
+    return multiply(inputs.contiguous(), weights, scales, minimums)
 
 
 @traced_multiply.register_fake
-def _(inputs: Tensor, weights: Tensor, scales: Tensor | None) -> Tensor:
+def _(inputs: Tensor, weights: Tensor, scales: Tensor | None, minimums: Tensor | None) -> Tensor:
     return inputs.new_empty(inputs.shape[0], weights.shape[0])
 
 

@@ -82,22 +82,27 @@ class LogitsHead:
 
 
 class Embedding:
-    """Maps [T] ids to rows [T, hidden] of a table, which may stay int8."""
+    """Maps [T] ids to rows [T, hidden] of a table, which may stay int8 or in groups."""
 
     def __init__(
         self, weight: LinearWeight, *, dtype: torch.dtype, device: torch.device, int8: bool
     ) -> None:
         self.dtype = dtype
         self._scales: Tensor | None = None
-        if int8:
+        self._groups = weight.groups
+        if weight.groups is not None:
+            self.table = weight.groups.values
+        elif int8:
             self.table, scales = weight.to_int8()
             self._scales = scales[:, None].to(dtype)
         else:
             self.table = weight.to_float(dtype).to(device)
-        self.num_embeddings, self.hidden_size = self.table.shape
+        self.num_embeddings, self.hidden_size = weight.shape
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return rows of the table."""
+        if self._groups is not None:
+            return self._groups.rows(ids).expand().to(self.dtype)
         if self._scales is None:
             return F.embedding(ids, self.table)
         return F.embedding(ids, self.table) * F.embedding(ids, self._scales)

@@ -28,7 +28,7 @@ ONE_ORDER = "one order of sums"
 
 class LinearFactory:
     """Creates the layers of one model: int8 or float8 (quantised here unless it is stored so) or
-    `dtype`.
+    `dtype`. A weight in groups stays so where sums of rows are computed here.
     """
 
     def __init__(
@@ -94,6 +94,8 @@ class LinearFactory:
         return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
+        if weight.groups is not None and self._sums_rows:
+            return RowLinear(weight, self.dtype)
         if self.float8 and self._sums_rows:
             return RowLinear(weight, FLOAT8)
         if self.float8:

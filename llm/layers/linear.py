@@ -1,7 +1,7 @@
-"""Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with int8 or float8 weights.
+"""Linear layers: y = x Wᵀ, or x Wᵀ + b, in floating point or with quantised weights.
 
 FloatLinear       any device: torch's BLAS
-RowLinear         CPU: one order of sums, float32, bfloat16, int8 or float8
+RowLinear         CPU: one order of sums, float32, bfloat16, int8, float8 or groups
 InvariantLinear   GPU: one order of sums
 Float8Linear      any device: float8 weights and inputs, torch's BLAS or one order of sums
 BiasedLinear      any of them, plus a vector
@@ -54,7 +54,8 @@ class FloatLinear:
 
 
 class RowLinear:
-    """A matrix on a CPU, as float32, bfloat16, or int8 or float8 with a scale for each output.
+    """A matrix on a CPU, as float32, bfloat16, int8 or float8 with a scale for each output, or in
+    groups (see `Groups`) if the weight is.
 
     `kernels.cpu.products` defines the order of sums. Inputs are float32 or bfloat16 and results
     have the same format; sums are float32. With a float8 matrix inputs are rounded to float8.
@@ -64,13 +65,17 @@ class RowLinear:
         from llm.kernels.cpu.products import LANES, multiply  # imports LLVM: not needed on a GPU
 
         self._scales: Tensor | None = None
-        if dtype is torch.int8:
+        self._minimums: Tensor | None = None
+        if weight.groups is not None:
+            groups = weight.groups
+            values, self._scales, self._minimums = groups.values, groups.scales, groups.minimums
+        elif dtype is torch.int8:
             values, self._scales = weight.to_int8()
         elif dtype is FLOAT8:
             values, self._scales = weight.to_float8(torch.device("cpu"))
         else:
             values = weight.to_float(dtype)
-        self.out_features, self.in_features = values.shape
+        self.out_features, self.in_features = weight.shape
         self._missing = -self.in_features % LANES
         if self._missing:
             values = F.pad(values, (0, self._missing))
@@ -88,9 +93,11 @@ class RowLinear:
         if self._missing:
             inputs = F.pad(inputs, (0, self._missing))
         if torch.compiler.is_compiling():
-            product: Tensor = torch.ops.sonant.multiply(inputs, self._values, self._scales)
+            product: Tensor = torch.ops.sonant.multiply(
+                inputs, self._values, self._scales, self._minimums
+            )
             return product
-        return self._multiply(inputs.contiguous(), self._values, self._scales)
+        return self._multiply(inputs.contiguous(), self._values, self._scales, self._minimums)
 
 
 class InvariantLinear:

@@ -162,7 +162,13 @@ class PipelineModel(ABC, Generic[ContextT]):
         model = pipeline_config.model
         encoding = choose_encoding(model, HuggingFaceConfig.read(model.model_path))
         total, matrix_width = 0, product_bytes(encoding, pipeline_config)
-        for info in open_weights(pipeline_config).info().values():
+        weights = open_weights(pipeline_config)
+        is_packed = encoding.packed and not expands(pipeline_config)
+        packed = weights.packed_bytes() if is_packed else {}
+        for name, info in weights.info().items():
+            if name in packed:
+                total += packed[name]
+                continue
             is_matrix = len(info.shape) == 2 and min(info.shape) > 1
             width = matrix_width if is_matrix else encoding.dtype.itemsize
             total += info.num_values * width
@@ -277,8 +283,12 @@ def product_bytes(encoding: Encoding, pipeline_config: PipelineConfig) -> int:
     """Return the bytes of one element of a layer's matrix in products."""
     if encoding.float8:
         return encoding.matrix_bytes
-    expands = switch("use_vendor_blas", pipeline_config.use_vendor_blas)
-    return encoding.dtype.itemsize if expands else encoding.matrix_bytes
+    return encoding.dtype.itemsize if expands(pipeline_config) else encoding.matrix_bytes
+
+
+def expands(pipeline_config: PipelineConfig) -> bool:
+    """Return whether int8 and packed matrices are expanded, for torch's BLAS."""
+    return switch("use_vendor_blas", pipeline_config.use_vendor_blas)
 
 
 def upper_bounded_default(upper_bound: int, default: int | None) -> int:

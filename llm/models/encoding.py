@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -11,7 +14,10 @@ import torch
 from llm.config import ModelConfig, PipelineConfig, QuantizationEncoding
 from llm.config.architectures import FALLBACK, find_architecture
 from llm.errors import ConfigError
+from llm.models.gguf import GGUFFile, packed_kinds
 from llm.models.hf_config import HuggingFaceConfig
+from llm.models.packed_weights import read_packing
+from llm.models.pickle_weights import gguf_file
 from llm.models.pooling import is_embedding_model
 
 ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
@@ -25,6 +31,13 @@ PLAIN = {
     QuantizationEncoding.FLOAT16: torch.float16,
     QuantizationEncoding.BFLOAT16: torch.bfloat16,
 }
+PACKED = (
+    QuantizationEncoding.GPTQ,
+    QuantizationEncoding.Q4_0,
+    QuantizationEncoding.Q4_K,
+    QuantizationEncoding.Q6_K,
+)
+"""Formats that keep the matrices of a checkpoint that is stored so."""
 DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN)
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 """The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""
@@ -32,17 +45,18 @@ TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """`dtype` of activations, norms and unquantised weights; whether matrices are int8, or those
-    of the layers float8.
+    """`dtype` of activations, norms and unquantised weights; whether matrices are int8, those of
+    the layers float8, or those that are stored in groups of four bits and more packed.
     """
 
     dtype: torch.dtype
     int8: bool = False
     float8: bool = False
+    packed: bool = False
 
     @property
     def matrix_bytes(self) -> int:
-        """Bytes of one element of a layer's matrix."""
+        """Bytes of one element of a layer's matrix that is not packed."""
         return 1 if self.int8 or self.float8 else self.dtype.itemsize
 
     @property
@@ -50,6 +64,7 @@ class Encoding:
         """Return the formats for logs."""
         matrices = ", matrices int8" if self.int8 else ""
         matrices = ", matrices of layers float8_e4m3fn" if self.float8 else matrices
+        matrices = ", matrices packed as they are stored" if self.packed else matrices
         return str(self.dtype).removeprefix("torch.") + matrices
 
 
@@ -67,7 +82,28 @@ def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) 
         capability,
         is_int8=facts.is_int8 and QuantizationEncoding.INT8 in known,
         is_float8=facts.is_float8 and QuantizationEncoding.FLOAT8_E4M3FN in known,
+        packed=packed_formats(config, facts) if QuantizationEncoding.GPTQ in known else (),
     )
+
+
+def packed_formats(config: ModelConfig, facts: HuggingFaceConfig) -> tuple[str, ...]:
+    """Return the formats of a checkpoint's matrices that can be held as they are stored.
+
+    They are those of a GGUF file, or gptq, awq or compressed-tensors.
+    """
+    path = gguf_file(Path(config.model_path), config.weight_path) if config.model_path else None
+    if path is not None:
+        return _kinds(path, path.stat().st_mtime_ns)
+    packing = read_packing(facts)
+    if packing is None:
+        return ()
+    return ("compressed-tensors" if packing.method == "packed" else packing.method,)
+
+
+@lru_cache(maxsize=8)
+def _kinds(path: Path, changed: int) -> tuple[str, ...]:
+    """Read them from a GGUF file's header, once for each version of it."""
+    return tuple(sorted(packed_kinds(GGUFFile.read(path))))
 
 
 def encoding_of(
@@ -76,14 +112,16 @@ def encoding_of(
     *,
     is_int8: bool = False,
     is_float8: bool = False,
+    packed: Sequence[str] = (),
 ) -> Encoding:
     """Return the configured encoding, or the default.
 
     The default is that of a float8 checkpoint (`is_float8`) on the CPU and on Hopper and newer
     GPUs; otherwise bfloat16 on a GPU (float16 before Ampere), on the CPU int8 for a checkpoint that
-    is stored so (`is_int8`), and float32 for any other. Such checkpoints are expanded for any other
-    encoding. `capability` is the GPU's: None on the CPU, and may be if an encoding other than
-    float8 is set. Raises `ConfigError` for an unsupported one.
+    is stored so (`is_int8`), and float32 for any other, with the matrices that are stored in a
+    format of `packed` as they are. Such checkpoints are expanded for any other encoding.
+    `capability` is the GPU's: None on the CPU, and may be if an encoding other than float8 is set.
+    Raises `ConfigError` for an unsupported one.
     """
     has_float8 = capability is None or capability >= HOPPER
     if setting is QuantizationEncoding.INT8:
@@ -100,10 +138,18 @@ def encoding_of(
         setting is None and is_float8 and has_float8
     ):
         return Encoding(torch.bfloat16, float8=True)
+    if setting in PACKED and capability is None:
+        if setting.value not in packed:
+            stored = ", ".join(packed) or "none of these formats"
+            raise ConfigError(
+                f"quantization_encoding={setting} is for checkpoints that are stored so, and this "
+                f"one is stored as {stored}"
+            )
+        return Encoding(torch.float32, packed=True)
     if setting is not None:
         raise ConfigError(f"quantization_encoding={setting} has no kernels")
     if capability is None:
-        return Encoding(torch.float32, int8=is_int8)
+        return Encoding(torch.float32, int8=is_int8, packed=bool(packed))
     return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
 
 
@@ -111,7 +157,7 @@ def with_text_encoding(config: ConfigT) -> ConfigT:
     """Return the resolved configuration with the format for models that write text on the CPU.
 
     The format is logged. A model is unchanged where a format is set, on a GPU, and if it is stored
-    as int8 or float8, computes embeddings or runs by way of the transformers package.
+    as int8, float8 or packed, computes embeddings or runs by way of the transformers package.
     """
     chosen = {}
     for name, model in (("model", config.model), ("draft_model", config.draft_model)):
@@ -129,5 +175,5 @@ def _is_open(model: ModelConfig, *, runs_alone: bool) -> bool:
     facts = HuggingFaceConfig.read(model.model_path)
     found = find_architecture(facts.architecture, facts.path, runs_alone=runs_alone)
     is_ours = found is not FALLBACK and TEXT_ON_CPU in found.encodings
-    is_stored_so = facts.is_int8 or facts.is_float8
+    is_stored_so = facts.is_int8 or facts.is_float8 or bool(packed_formats(model, facts))
     return is_ours and not is_stored_so and not is_embedding_model(model.model_path)

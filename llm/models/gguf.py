@@ -1,4 +1,4 @@
-"""GGUF files: the header, the tensors in floating point, and config.json's keys.
+"""GGUF files: the header, the tensors in floating point or in groups, and config.json's keys.
 
 A file is the magic `GGUF`, a version, metadata by key, the tensors' entries, and their aligned data
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The package `gguf` (extra `gguf`)
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from llm.errors import CheckpointError
+from llm.layers.groups import Groups
 from llm.layers.rotary import Llama3Scaling, plain_frequencies
+from llm.models.gguf_blocks import PACKED, num_bytes, read_groups
 from llm.models.weights import TensorInfo, Weights, WeightsFormat
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import numpy as np
     from torch import Tensor
 
 SUFFIX = ".gguf"
@@ -294,18 +297,30 @@ def read_tensor(file: GGUFFile, name: str) -> Tensor:
     import numpy as np
 
     gguf, entry = require_package(), file.entries[name]
+    rows = _read_rows(file, name)
+    try:
+        values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[entry.kind])
+    except ValueError as error:
+        raise CheckpointError(f"cannot read '{name}' of {file.path}: {error}") from error
+    return torch.from_numpy(values.reshape(entry.shape).astype(np.float32, copy=False))
+
+
+def _read_rows(file: GGUFFile, name: str) -> np.ndarray:
+    """Return a tensor's bytes [..., bytes of a row]. Raises `CheckpointError` naming it."""
+    import numpy as np
+
+    entry = file.entries[name]
     try:
         data = np.fromfile(file.path, np.uint8, entry.num_bytes, offset=entry.start)
-        kind = gguf.GGMLQuantizationType[entry.kind]
-        rows = data.reshape(*entry.shape[:-1], -1)
-        values = gguf.quants.dequantize(rows, kind).reshape(entry.shape)
+        return data.reshape(*entry.shape[:-1], -1)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read '{name}' of {file.path}: {error}") from error
-    return torch.from_numpy(values.astype(np.float32, copy=False))
 
 
 class GGUFWeights(Weights):
-    """The tensors of a GGUF file in float32, by transformers' names and in its order of rows."""
+    """The tensors of a GGUF file in float32 or in groups, by transformers' names and in its order
+    of rows.
+    """
 
     format = WeightsFormat.GGUF
 
@@ -329,17 +344,51 @@ class GGUFWeights(Weights):
         if name not in self._stored:
             raise CheckpointError(f"tensor '{name}' is missing from the checkpoint")
         values = read_tensor(self._file, self._stored[name])
-        if not self._is_paired:
-            return values
+        num_heads = self._num_paired_heads(name)
+        return values if num_heads is None else halves(values, num_heads)
+
+    def packed_bytes(self) -> Mapping[str, int]:
+        """See `Weights`."""
+        entries = ((name, self._file.entries[stored]) for name, stored in self._stored.items())
+        return {
+            name: num_bytes(entry.kind, entry.shape) for name, entry in entries if _is_packed(entry)
+        }
+
+    def groups(self, name: str) -> Groups | None:
+        """See `Weights`."""
+        stored = self._stored.get(name)
+        if stored is None or not _is_packed(self._file.entries[stored]):
+            return None
+        kind = self._file.entries[stored].kind
+        found, num_heads = (
+            read_groups(kind, _read_rows(self._file, stored)),
+            self._num_paired_heads(name),
+        )
+        if found is None or num_heads is None:
+            return found
+        return found.rows(halves(torch.arange(found.shape[0]), num_heads))
+
+    def _num_paired_heads(self, name: str) -> int | None:
+        """Return the number of heads whose rows are in another order in the file."""
+        if not self._is_paired or not (".q_proj." in name or ".k_proj." in name):
+            return None
+        heads: int = self._file.get("attention.head_count", int)
         if ".q_proj." in name:
-            return halves(values, self._file.get("attention.head_count", int))
-        if ".k_proj." in name:
-            heads = self._file.get("attention.head_count", int)
-            return halves(values, self._file.get("attention.head_count_kv", int, heads))
-        return values
+            return heads
+        of_keys: int = self._file.get("attention.head_count_kv", int, heads)
+        return of_keys
 
     def close(self) -> None:
         """See `Weights`; nothing stays open."""
+
+
+def packed_kinds(file: GGUFFile) -> frozenset[str]:
+    """Return the formats of a file's matrices that can be held as they are stored."""
+    return frozenset(entry.kind.lower() for entry in file.entries.values() if _is_packed(entry))
+
+
+def _is_packed(entry: Entry) -> bool:
+    return entry.kind in PACKED and len(entry.shape) == 2
 
 
 def halves(values: Tensor, num_heads: int) -> Tensor:

@@ -97,7 +97,8 @@ class LlamaModel(CausalModel):
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """See `PipelineModel`. An int8 head is packed, so that a tied embedding is stored
-        separately. With float8 layers the embedding and the head are wider.
+        separately. With float8 layers the embedding and the head are wider. Packed matrices are
+        counted as they are stored.
 
         Without files the weights are random, and the sizes of the matrices are counted.
         """
@@ -183,7 +184,8 @@ class LlamaModel(CausalModel):
         self._rope_type = self.pipeline_config.model.rope_type or (
             RopeType.NORMAL if original else RopeType.NEOX
         )
-        reader = WeightReader(self.weights, self.adapter or original)
+        is_packed = self.encoding.packed and not self.session.use_vendor_blas
+        reader = WeightReader(self.weights, self.adapter or original, is_packed=is_packed)
         shape, names = self.config.shape, self.names
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
@@ -245,7 +247,8 @@ class LlamaModel(CausalModel):
 
     def _tied(self, embedding: LinearWeight) -> LinearWeight:
         """Return the head's matrix: shared with the embedding on the device, if possible."""
-        return embedding if self.encoding.int8 else LinearWeight(self._embedding.table)
+        is_shared = self.encoding.int8 or embedding.groups is not None
+        return embedding if is_shared else LinearWeight(self._embedding.table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Four-bit checkpoints: GPTQ, AWQ and compressed-tensors (pack-quantized), expanded when read.
+"""Four-bit checkpoints: GPTQ, AWQ and compressed-tensors (pack-quantized), as they are or expanded.
 
 A 32-bit word holds eight 4-bit numbers q, the first in the lowest bits unless noted. A weight is
 (q - z) × s with the scale s and the zero point z of its group of consecutive inputs.
@@ -13,18 +13,21 @@ A 32-bit word holds eight 4-bit numbers q, the first in the lowest bits unless n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
+from llm.layers.groups import MIDDLE, Groups, group_bytes
 from llm.models.float8_weights import Float8Weights, read_block, refusal, require
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.weights import TensorInfo, Weights
+
+T = TypeVar("T")
 
 BITS = 4
 PER_WORD = 8
@@ -45,6 +48,10 @@ class Packing:
         if self.method == "packed":
             return ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
         return ("qweight", "scales", "qzeros", "g_idx")
+
+    def group_of(self, num_in: int) -> int:
+        """Return the number of inputs of a group, of so many in all."""
+        return num_in if self.group_size == -1 else self.group_size
 
     def shape(self, words: tuple[int, ...]) -> tuple[int, int]:
         """Return [out, in] of a matrix with these words."""
@@ -117,7 +124,9 @@ def unpacked(weights: Weights, folder: Path) -> Weights:
 
 
 class PackedWeights(Weights):
-    """Another source's tensors; packed matrices appear as `NAME.weight`, in float32."""
+    """Another source's tensors; packed matrices appear as `NAME.weight`, in float32 or in
+    groups.
+    """
 
     def __init__(self, weights: Weights, packing: Packing) -> None:
         """Find the packed matrices. Raises `CheckpointError` when a part of one is missing."""
@@ -148,16 +157,43 @@ class PackedWeights(Weights):
 
     def tensor(self, name: str) -> Tensor:
         """See `Weights`."""
-        module = name.removesuffix(".weight")
-        if name == module or f"{module}.{self._packing.parts[0]}" not in self._stored:
+        if not self._is_packed(name):
             return self._weights.tensor(name)
+        return self._read(name, expand)
+
+    def packed_bytes(self) -> Mapping[str, int]:
+        """See `Weights`. Inputs in another order than that of their groups are read for it."""
+        words, _, zeros, order = self._packing.parts
+        found = {}
+        for module in self._names:
+            num_out, num_in = self._packing.shape(self._stored[f"{module}.{words}"].shape)
+            size = self._packing.group_of(num_in)
+            if self._packing.method == "gptq" and f"{module}.{order}" in self._stored:
+                groups = self._weights.tensor(f"{module}.{order}")
+                if not _is_in_order(groups.long(), size):
+                    continue
+            found[f"{module}.weight"] = group_bytes(
+                (num_out, num_in), size, bits=BITS, has_minimums=f"{module}.{zeros}" in self._stored
+            )
+        return found
+
+    def groups(self, name: str) -> Groups | None:
+        """See `Weights`."""
+        return self._read(name, pack) if self._is_packed(name) else None
+
+    def _is_packed(self, name: str) -> bool:
+        module, _, ending = name.rpartition(".")
+        return ending == "weight" and f"{module}.{self._packing.parts[0]}" in self._stored
+
+    def _read(self, name: str, form: Callable[[Packing, Mapping[str, Tensor]], T]) -> T:
+        module = name.removesuffix(".weight")
         found = {
             part: self._weights.tensor(f"{module}.{part}")
             for part in self._packing.parts
             if f"{module}.{part}" in self._stored
         }
         try:
-            return expand(self._packing, found)
+            return form(self._packing, found)
         except (RuntimeError, IndexError, ValueError) as error:
             raise CheckpointError(f"'{module}': its packed tensors do not fit: {error}") from error
 
@@ -168,11 +204,45 @@ class PackedWeights(Weights):
 
 def expand(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the matrix [out, in] in float32. Raises `ValueError` for sizes that do not fit."""
+    found = _read_numbers(packing, parts)
+    zero, scale = found.zero[found.group], found.scale[found.group]
+    return ((found.values - zero).float() * scale).t().contiguous()
+
+
+def pack(packing: Packing, parts: Mapping[str, Tensor]) -> Groups | None:
+    """Return the matrix in groups; None where inputs are not in the order of their groups, and for
+    groups of less than 16 inputs. Raises `ValueError` for sizes that do not fit.
+    """
+    found = _read_numbers(packing, parts)
+    size = packing.group_of(len(found.values))
+    if not _is_in_order(found.group, size):
+        return None
+    minimums = None
+    if bool((found.zero != MIDDLE).any()):
+        minimums = (found.zero * -found.scale).t()
+    return Groups.pack(found.values.t().to(torch.uint8), found.scale.t(), minimums, size)
+
+
+def _is_in_order(group: Tensor, size: int) -> bool:
+    """Whether inputs of the same group are neighbours, `size` in each."""
+    return torch.equal(group, torch.arange(len(group)) // size)
+
+
+class _Numbers(NamedTuple):
+    values: Tensor  # int32 [in, out]
+    zero: Tensor  # int32 [groups, out]
+    scale: Tensor  # float32 [groups, out]
+    group: Tensor  # int64 [in]
+
+
+def _read_numbers(packing: Packing, parts: Mapping[str, Tensor]) -> _Numbers:
     words, scales, zeros, order = packing.parts
     packed, scale = parts[words], parts[scales].float()
     if packing.method == "packed":
         values = _fields(packed, dim=1)
-        zero = torch.full(scale.shape, 8) if zeros not in parts else _fields(parts[zeros], dim=0)
+        zero = (
+            torch.full(scale.shape, MIDDLE) if zeros not in parts else _fields(parts[zeros], dim=0)
+        )
         values, zero, scale = values.t(), zero.t(), scale.t()
     elif packing.method == "gptq":
         values = _fields(packed, dim=0)
@@ -182,13 +252,12 @@ def expand(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
     num_in, num_out = values.shape
     if scale.shape != zero.shape or scale.shape[1] != num_out:
         raise ValueError(f"scales {list(scale.shape)} and zero points {list(zero.shape)}")
-    size = num_in if packing.group_size == -1 else packing.group_size
-    group = torch.arange(num_in) // size
+    group = torch.arange(num_in) // packing.group_of(num_in)
     if packing.method == "gptq" and order in parts:
         group = parts[order].long()
     if len(group) != num_in or int(group.max()) >= len(scale) or int(group.min()) < 0:
         raise ValueError(f"{num_in} inputs do not belong to {len(scale)} groups")
-    return ((values - zero[group]).float() * scale[group]).t().contiguous()
+    return _Numbers(values, zero, scale, group)
 
 
 def _fields(words: Tensor, *, dim: int) -> Tensor:

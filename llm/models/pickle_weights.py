@@ -43,18 +43,27 @@ def find_weights(
     folder: Path | str, files: Sequence[Path] = (), *, allow_pickle: bool = False
 ) -> Weights:
     """Return the weights in `files`; without any, the folder's safetensors, else its only GGUF
-    file, else its pickles. Four-bit matrices (see `packed_weights`) are expanded.
+    file, else its pickles. Four-bit matrices are as `packed_weights` reads them.
 
     Raises `CheckpointError` when there are none, or pickles only and they are not allowed.
     """
     folder = Path(folder)
+    path = gguf_file(folder, files)
+    if path is not None:
+        return GGUFWeights(path)
+    return unpacked(_find_tensors(folder, files, allow_pickle=allow_pickle), folder)
+
+
+def gguf_file(folder: Path, files: Sequence[Path] = ()) -> Path | None:
+    """Return the GGUF file among `files`; without any, the folder's, if it has no safetensors.
+
+    Raises `CheckpointError` for several.
+    """
     has_tensors = not files and any(folder.glob("*.safetensors"))
     found = [] if has_tensors else [p for p in files or folder.glob("*.gguf") if p.suffix == SUFFIX]
-    if found:
-        if len(found) != 1 or len(files) > 1:
-            raise CheckpointError(f"{len(found)} GGUF files for one model: {folder}; one is read")
-        return GGUFWeights(found[0])
-    return unpacked(_find_tensors(folder, files, allow_pickle=allow_pickle), folder)
+    if found and (len(found) != 1 or len(files) > 1):
+        raise CheckpointError(f"{len(found)} GGUF files for one model: {folder}; one is read")
+    return found[0] if found else None
 
 
 def _find_tensors(folder: Path, files: Sequence[Path], *, allow_pickle: bool) -> Weights:

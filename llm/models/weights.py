@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm.errors import CheckpointError
+from llm.layers.groups import Groups
 from llm.layers.weight import LinearWeight, WeightSource
 from llm.models.hf_config import HuggingFaceConfig
 from llm.parallel.shard import Part
@@ -91,6 +92,14 @@ class Weights(ABC):
         Formats that cannot be read in parts are read whole.
         """
         return self.shaped(name, shape)[part.slices].clone()
+
+    def packed_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of the matrices that `groups` can return, in memory, by name."""
+        return {}
+
+    def groups(self, name: str) -> Groups | None:
+        """Return a matrix as it is stored, in groups; None if it must be expanded (`tensor`)."""
+        return None
 
     @abstractmethod
     def close(self) -> None:
@@ -229,9 +238,13 @@ def _other_shape(name: str, found: Sequence[int], expected: Sequence[int]) -> Ch
 class WeightReader:
     """Returns tensors to a model by the names it uses, and checks that none is left over."""
 
-    def __init__(self, weights: Weights, adapter: WeightsAdapter | None = None) -> None:
+    def __init__(
+        self, weights: Weights, adapter: WeightsAdapter | None = None, *, is_packed: bool = False
+    ) -> None:
+        """With `is_packed` matrices stay in groups if they are stored so."""
         rename = adapter or (lambda name: name)
         self._weights = weights
+        self._is_packed = is_packed
         self._sources = {rename(name): name for name in weights.info()}
         self._unread = set(self._sources)
 
@@ -265,17 +278,36 @@ class WeightReader:
         With a part of the rows, scales and bias are those of the rows. With a part of the columns,
         the first part has the bias, which is added once when the parts' products are summed.
         """
-        values = self.tensor(f"{name}.weight", *shape, part=part)
+        groups = self._groups(f"{name}.weight", shape, part) if self._is_packed else None
+        if groups is None:
+            values = self.tensor(f"{name}.weight", *shape, part=part)
+        else:
+            values = groups.values
         by_row = part if part is not None and part.dim == 0 else None
         scales = bias = None
-        if values.dtype.itemsize == 1:
+        if values.dtype.itemsize == 1 and groups is None:
             stored = self.tensor(f"{name}.weight_scale", shape[0], 1, part=by_row)
             scales = stored.flatten().float()
         if has_bias:
             bias = self.tensor(f"{name}.bias", shape[0], part=by_row)
             if part is not None and part.dim == 1 and part.start > 0:
                 bias = None
-        return LinearWeight(values, scales, bias, (WeightSource(name, len(values)),))
+        return LinearWeight(values, scales, bias, (WeightSource(name, len(values)),), groups)
+
+    def _groups(self, name: str, shape: tuple[int, ...], part: Part | None) -> Groups | None:
+        """Return a matrix in groups, or a part of it; None where it must be expanded."""
+        groups = self._weights.groups(self._sources.get(name, name))
+        if groups is None:
+            return None
+        if groups.shape != shape:
+            raise _other_shape(name, groups.shape, shape)
+        if part is not None and part.dim == 0:
+            groups = groups.rows(slice(part.start, part.stop))
+        elif part is not None:
+            groups = groups.columns(part.start, part.stop)
+        if groups is not None:
+            self._unread.discard(name)
+        return groups
 
     def skip(self, *suffixes: str) -> None:
         """Mark names with these endings as not needed."""

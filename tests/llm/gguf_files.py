@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+from safetensors.torch import load_file, save_file
+
+from llm.models.gguf import GGUFWeights
+from tests.llm.llama_checkpoints import write_llama
 
 NAMES = (
     ("model.layers.", "blk."),
@@ -36,10 +41,8 @@ METADATA: dict[str, Any] = {
 
 def write_gguf(path: Path, tensors: Mapping[str, Any], keys: Mapping[str, Any]) -> Path:
     """Write (data, type) by name with METADATA, of which `keys` are changed (None: left out)."""
-    from gguf import GGUFWriter
-
     values = METADATA | keys
-    writer = GGUFWriter(path, values.pop("general.architecture", "llama"))
+    writer = gguf.GGUFWriter(path, values.pop("general.architecture", "llama"))
     for key, value in values.items():
         if isinstance(value, str):
             writer.add_string(key, value)
@@ -70,3 +73,44 @@ def paired(rows: np.ndarray, num_heads: int) -> np.ndarray:
         for part in (0, 1)
     ]
     return np.ascontiguousarray(rows[order])
+
+
+def paired_of(name: str, value: np.ndarray) -> np.ndarray:
+    heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+    return paired(value, heads) if heads else value
+
+
+def gguf_name(name: str) -> str:
+    for theirs, ours in NAMES:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def quantised(folder: Path, kinds: Callable[[str], str], **keys: Any) -> tuple[Path, Path]:
+    """Write a Llama's GGUF file with matrices in these formats and its configuration to a folder,
+    and the folder of its values in float32.
+    """
+    plain, packed = write_llama(folder / "plain", **keys), folder / "packed"
+    packed.mkdir()
+    stored: dict[str, Any] = {}
+    for name, value in load_file(plain / "model.safetensors").items():
+        matrix = paired_of(name, value.numpy())
+        form = gguf.GGMLQuantizationType[kinds(name) if value.ndim == 2 else "F32"]
+        data = matrix if form.name == "F32" else quantise(matrix, form)
+        stored[gguf_name(name)] = (data, form)
+    weights = GGUFWeights(write_gguf(packed / "m.gguf", stored, {}))
+    tensors = {name: weights.tensor(name) for name in weights.info()}
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    (packed / "config.json").write_text((plain / "config.json").read_text())
+    return plain, packed
+
+
+def quantise(matrix: np.ndarray, form: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Quantise with the package; blocks of 256, which it only reads, get random numbers."""
+    if not form.name.endswith("_K"):
+        return gguf.quants.quantize(matrix, form)
+    block, size = gguf.GGML_QUANT_SIZES[form]
+    data = np.random.default_rng(5).integers(0, 256, (matrix.size // block, size), dtype=np.uint8)
+    for at in (208,) if form.name == "Q6_K" else (0, 2):
+        data[:, at : at + 2] = np.array([0.0003], np.float16).view(np.uint8)
+    return data.reshape(len(matrix), -1)

@@ -238,7 +238,7 @@ def create_runner(
     return runner
 
 
-def all_logits(folder: Path, token_ids: Sequence[int]) -> Tensor:
-    """Return the float32 logits of every token of a prompt, [T, V]."""
-    runner = create_runner(pipeline_config(folder), ReturnLogits.ALL)
+def all_logits(folder: Path, token_ids: Sequence[int], **keys: Any) -> Tensor:
+    """Return the float32 logits of every token of a prompt, [T, V]; `keys` as `pipeline_config`."""
+    runner = create_runner(pipeline_config(folder, **keys), ReturnLogits.ALL)
     return runner.forward(runner.prepare(batch(row(token_ids, PAGES)))).logits

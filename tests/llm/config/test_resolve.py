@@ -220,7 +220,7 @@ def test_an_architecture_names_its_class(model: str) -> None:
         ("q4_k", True, False),
         ("q4_0", True, False),
         ("q6_k", True, False),
-        ("gptq", False, True),
+        ("gptq", True, False),
         ("float8_e4m3fn", True, True),
         ("float4_e2m1fnx2", False, True),
     ],

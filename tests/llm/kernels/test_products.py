@@ -15,11 +15,12 @@ from torch import Tensor
 
 from llm import set_product_threads
 from llm.kernels.cpu.jit import Machine, this_machine
-from llm.kernels.cpu.products import LANES, Kernel, multiply
+from llm.kernels.cpu.products import LANES, Form, Kernel, multiply
 from llm.kernels.rounding import quantize_rows
+from llm.layers.groups import Groups
 from tests.deadlines import HANG_S
 
-NUM_OUT, NUM_IN = 1100, 512  # enough bytes for a team, in every format
+NUM_OUT, NUM_IN = 2100, 512  # enough bytes for a team, in every format
 PROCESSORS = {
     "SSE2": Machine("x86-64", "", has_wide_vectors=False),  # no fused multiply-add: a function
     "AVX2": Machine("haswell", "", has_wide_vectors=False),
@@ -27,27 +28,54 @@ PROCESSORS = {
 }
 
 
-def operands(dtype: torch.dtype, num_rows: int = 70) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return inputs, weights and scales."""
+FORMS = {
+    "float32": Form(torch.float32),
+    "bfloat16": Form(torch.bfloat16),
+    "int8": Form(torch.int8),
+    "float8": Form(torch.float8_e4m3fn),
+    "4 bits in groups": Form(torch.uint8, is_grouped=True),
+    "4 bits in groups with minimums": Form(torch.uint8, is_grouped=True, has_minimums=True),
+    "8 bits in groups": Form(torch.int8, is_grouped=True),
+    "8 bits in groups with minimums": Form(torch.int8, is_grouped=True, has_minimums=True),
+}
+Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def operands(form: Form, num_rows: int = 70) -> Operands:
+    """Return inputs, weights, scales and minimums."""
     generator = torch.Generator().manual_seed(num_rows)
     inputs = torch.randn(num_rows, NUM_IN, generator=generator)
     weights = torch.randn(NUM_OUT, NUM_IN, generator=generator)
-    if dtype is torch.float8_e4m3fn:
-        return inputs, *quantize_rows(weights)
-    if dtype is not torch.int8:
-        return inputs, weights.to(dtype), None
+    if form.is_grouped:
+        groups = random_groups(form, generator)
+        return inputs, groups.values, groups.scales, groups.minimums
+    if form.dtype is torch.float8_e4m3fn:
+        return inputs, *quantize_rows(weights), None
+    if form.dtype is not torch.int8:
+        return inputs, weights.to(form.dtype), None, None
     scales = weights.abs().amax(1) / 127
-    return inputs, (weights / scales[:, None]).round().to(torch.int8), scales
+    return inputs, (weights / scales[:, None]).round().to(torch.int8), scales, None
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+def random_groups(form: Form, generator: torch.Generator, size: int = 64) -> Groups:
+    """Return a matrix [NUM_OUT, NUM_IN] with scales of float16, as checkpoints have them."""
+    bounds = (0, 16) if form.dtype is torch.uint8 else (-128, 128)
+    q = torch.randint(*bounds, (NUM_OUT, NUM_IN), generator=generator, dtype=form.dtype)
+    shape = (NUM_OUT, NUM_IN // size)
+    scales, minimums = (torch.randn(shape, generator=generator).half().float() for _ in range(2))
+    groups = Groups.pack(q, scales, minimums if form.has_minimums else None, size)
+    assert groups is not None
+    return groups
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> Form:
+    return FORMS[request.param]
 
 
 def test_sums_are_taken_in_the_order_that_is_written_down() -> None:
     """With numbers of few bits, whose products and sums float64 holds without rounding."""
-    inputs, weights, _ = operands(torch.bfloat16, num_rows=5)
+    inputs, weights, *_ = operands(Form(torch.bfloat16), num_rows=5)
     inputs = inputs.bfloat16().float()
     found = multiply(inputs, weights).numpy()
     x, w = inputs.double().numpy(), weights[:40].double().numpy()
@@ -76,33 +104,58 @@ def test_every_number_of_float8_is_read_as_it_is() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64")
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_another_processor_computes_the_same_bits(name: str, dtype: torch.dtype) -> None:
+def test_another_processor_computes_the_same_bits(name: str, form: Form) -> None:
     if name == "AVX2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this processor has no AVX2")
-    inputs, weights, scales = operands(dtype, num_rows=7)
-    other = Kernel(dtype, PROCESSORS[name])
+    inputs, *matrix = operands(form, num_rows=7)
+    other = Kernel(form, PROCESSORS[name])
     for count in (1, 2, 7):
-        found = other.multiply(inputs[:count].contiguous(), weights, scales, None)
-        assert torch.equal(found, multiply(inputs[:count].contiguous(), weights, scales))
+        found = other.multiply(inputs[:count].contiguous(), *matrix, None)
+        assert torch.equal(found, multiply(inputs[:count].contiguous(), *matrix))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 70])
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.is_grouped])
+def test_groups_have_the_bits_of_their_float32(name: str, num_rows: int) -> None:
+    """And are those of float64 up to the rounding of sums."""
+    inputs, weights, scales, minimums = operands(FORMS[name], num_rows)
+    assert scales is not None
+    expanded = Groups(weights, scales, minimums).expand()
+    found = multiply(inputs, weights, scales, minimums)
+    assert torch.equal(found, multiply(inputs, expanded))
+    exact = inputs.double() @ expanded.double().t()
+    size = inputs.double().abs() @ expanded.double().abs().t()
+    assert ((found - exact).abs() <= 1e-5 * size).all()
+
+
+@pytest.mark.parametrize("size", [16, 32, 128, 512])
+def test_groups_of_every_size_are_read(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    kind = FORMS["8 bits in groups" if size == 16 else "4 bits in groups with minimums"]
+    groups = random_groups(kind, generator, size)
+    inputs = torch.randn(3, NUM_IN, generator=generator)
+    for rows in (inputs, inputs[:1]):
+        found = multiply(rows, groups.values, groups.scales, groups.minimums)
+        assert torch.equal(found, multiply(rows, groups.expand()))
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 5])
-def test_threads_change_no_bit(num_threads: int, dtype: torch.dtype) -> None:
+def test_threads_change_no_bit(num_threads: int, form: Form) -> None:
     """Also with more threads than cores, so that some start late."""
-    inputs, weights, scales = operands(dtype)
-    expected = multiply(inputs, weights, scales)
+    inputs, *matrix = operands(form)
+    expected = multiply(inputs, *matrix)
     set_product_threads(num_threads)
     try:
         for _ in range(30):
-            assert torch.equal(multiply(inputs, weights, scales), expected)
-            assert torch.equal(multiply(inputs[3:4].contiguous(), weights, scales), expected[3:4])
+            assert torch.equal(multiply(inputs, *matrix), expected)
+            assert torch.equal(multiply(inputs[3:4].contiguous(), *matrix), expected[3:4])
     finally:
         set_product_threads(1)
 
 
 def test_concurrent_callers_get_the_same_results_as_alone() -> None:
     """One of them has the team, the others compute alone."""
-    inputs, weights, scales = operands(torch.int8)
+    inputs, weights, scales, _ = operands(Form(torch.int8))
     rows = [inputs[index : index + 9].contiguous() for index in range(6)]
     expected = [multiply(row, weights, scales) for row in rows]
     wrong: list[int] = []
@@ -138,7 +191,7 @@ def test_a_process_ends_while_its_helpers_sleep() -> None:
 
 def test_a_team_ends_before_its_helpers_have_begun() -> None:
     """A helper whose thread starts after the end returns, too; each change waits for all."""
-    inputs, weights, _ = operands(torch.float32, num_rows=1)
+    inputs, weights, *_ = operands(Form(torch.float32), num_rows=1)
     expected = multiply(inputs, weights)
     for _ in range(20):
         set_product_threads(8)

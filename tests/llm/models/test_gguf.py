@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,15 @@ from llm.models.gguf import GGUFFile, GGUFWeights, halves, read_tensor
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LlamaModel
 from llm.models.pickle_weights import find_weights
-from tests.llm.gguf_files import NAMES, paired, write_gguf
-from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_llama
+from llm.runner.model_runner import ModelRunner
+from tests.llm.gguf_files import gguf_name, paired, paired_of, quantised, write_gguf
+from tests.llm.llama_checkpoints import (
+    MAX_ERROR,
+    all_logits,
+    pipeline_config,
+    reference,
+    write_llama,
+)
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
 
@@ -35,6 +44,95 @@ def test_a_tensor_is_what_the_package_makes_of_it(tmp_path: Path, kind: str) -> 
     found = GGUFWeights(path).tensor("model.embed_tokens.weight")
     assert found.dtype is torch.float32
     assert np.array_equal(found.numpy(), expected, equal_nan=True)
+
+
+BITS = {"Q4_0": 5, "Q4_1": 6, "Q5_0": 9, "Q5_1": 10, "Q8_0": 9, "Q4_K": 6, "Q5_K": 10, "Q6_K": 10}
+"""Bits of a weight in memory, with its share of scales and minimums."""
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_blocks_are_held_as_they_are(tmp_path: Path, kind: str) -> None:
+    """Random bytes with finite scales: every bit of what the package makes of them."""
+    form = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[form]
+    rng = np.random.default_rng(7)
+    data = rng.integers(0, 256, (6, 1024 // block, size), dtype=np.uint8)
+    halves_at = {"Q6_K": (208,)}.get(kind, (0,) if kind in ("Q4_0", "Q5_0", "Q8_0") else (0, 2))
+    for at in halves_at:
+        numbers = rng.normal(size=data.shape[:2]).astype(np.float16)
+        data[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    data = data.reshape(6, -1)
+    path = write_gguf(tmp_path / "x.gguf", {"output.weight": (data, form)}, {})
+    weights = GGUFWeights(path)
+    groups = weights.groups("lm_head.weight")
+    assert groups is not None
+    assert np.array_equal(groups.expand().numpy(), gguf.quants.dequantize(data, form))
+    assert groups.nbytes == 6 * 1024 * BITS[kind] // 8
+    assert weights.packed_bytes() == {"lm_head.weight": groups.nbytes}
+
+
+def test_scales_that_are_not_finite_and_other_formats_are_expanded(tmp_path: Path) -> None:
+    form = gguf.GGMLQuantizationType
+    data = np.zeros((2, 18), np.uint8)
+    data[0, :2] = np.array([np.inf], np.float16).view(np.uint8)
+    tensors = {
+        "output.weight": (data, form.Q4_0),
+        "token_embd.weight": (np.ones((4, 8), "f"), None),
+    }
+    weights = GGUFWeights(write_gguf(tmp_path / "x.gguf", tensors, {}))
+    assert weights.groups("lm_head.weight") is None
+    assert weights.groups("model.embed_tokens.weight") is None
+    assert weights.groups("other") is None
+
+
+MIXED = {"v_proj": "Q6_K", "k_proj": "Q4_0", "embed_tokens": "Q8_0", "down_proj": "F32"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hidden"),
+    [
+        (lambda name: "Q4_0", 64),
+        (lambda name: "Q4_1", 64),
+        (lambda name: "Q4_K", 256),
+        (lambda name: next((k for part, k in MIXED.items() if part in name), "Q4_K"), 256),
+    ],
+    ids=["Q4_0", "Q4_1", "Q4_K", "mixed"],
+)
+def test_a_packed_model_has_the_bits_of_the_expanded_one(
+    tmp_path: Path, kinds: Callable[[str], str], hidden: int
+) -> None:
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden}
+    plain, packed = quantised(tmp_path, kinds, **sizes)
+    ids = [5, 9, 2, 40, 7]
+    found = all_logits(packed, ids)
+    assert torch.equal(found, all_logits(plain, ids))
+    assert torch.equal(found, all_logits(packed, ids, encoding="float32"))
+    with torch.inference_mode():
+        expected = reference(plain)(torch.tensor([ids])).logits[0]
+    assert (found - expected).abs().max() <= MAX_ERROR * expected.abs().max()
+
+
+def test_memory_is_that_of_the_packed_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024}
+    _, packed = quantised(tmp_path, lambda name: "Q4_0", **sizes)
+    runner = ModelRunner(pipeline_config(packed))
+    plan, before = runner.plan_memory(), tensor_bytes()
+    runner.load_model()
+    held, rotations = tensor_bytes() - before, 4 * 512 * 64
+    matrices = sum(GGUFWeights(packed / "m.gguf").packed_bytes().values())
+    assert matrices < plan.weights_bytes < 1.02 * matrices, "norms are float32"
+    assert plan.weights_bytes <= held <= plan.weights_bytes + rotations + 4096
+    for keys in ({"encoding": "float32"}, {"use_vendor_blas": "true"}):
+        expanded = ModelRunner(pipeline_config(packed, **keys))
+        assert expanded.plan_memory().weights_bytes > 6 * plan.weights_bytes
+
+
+def tensor_bytes() -> int:
+    """Return the memory of all tensors."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_pairs_of_rows_become_halves() -> None:
@@ -76,17 +174,6 @@ def test_a_file_has_the_logits_of_its_folder(tmp_path: Path) -> None:
 
 def can_shrink(value: torch.Tensor) -> bool:
     return value.ndim == 2 and value.shape[1] % 32 == 0
-
-
-def paired_of(name: str, value: np.ndarray) -> np.ndarray:
-    heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
-    return paired(value, heads) if heads else value
-
-
-def gguf_name(name: str) -> str:
-    for theirs, ours in NAMES:
-        name = name.replace(theirs, ours)
-    return name
 
 
 def test_the_scaling_of_llama_3_is_recognised(tmp_path: Path) -> None:

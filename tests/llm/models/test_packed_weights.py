@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llm.errors import CheckpointError
+from llm.errors import CheckpointError, ConfigError
 from llm.models.hf_config import HuggingFaceConfig
-from llm.models.packed_weights import Packing, expand, read_packing
+from llm.models.packed_weights import Packing, expand, pack, read_packing
 from llm.models.pickle_weights import find_weights
 from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_llama
 
@@ -57,12 +57,14 @@ def pack_columns(values: np.ndarray, places: tuple[int, ...] = tuple(range(8))) 
 class Matrix:
     """A random matrix of four bits, [in, out], and its value."""
 
-    def __init__(self, rng: np.random.Generator, num_in: int, num_out: int, method: str) -> None:
-        num_groups = num_in // 16
+    def __init__(
+        self, rng: np.random.Generator, num_in: int, num_out: int, method: str, size: int = 16
+    ) -> None:
+        num_groups = num_in // size
         self.q = rng.integers(0, 16, (num_in, num_out))
         self.z = rng.integers(0, 16, (num_groups, num_out))
         self.s = rng.uniform(0.01, 0.1, (num_groups, num_out)).astype(np.float16)
-        self.group = np.arange(num_in) // 16
+        self.group = np.arange(num_in) // size
         if method == "gptq":
             self.group = rng.permutation(self.group)
         self.method = method
@@ -138,6 +140,56 @@ def write_packed(folder: Path, method: str) -> tuple[Path, Path]:
     return plain, packed
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["gptq_v2", "awq", "packed"]),
+    st.sampled_from([16, 32, 64, 128, -1]),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
+def test_matrices_are_held_exactly(method: str, size: int, groups: int, seed: int) -> None:
+    """A group of all inputs, too."""
+    num_in = 96 if size == -1 else size * groups
+    matrix = Matrix(np.random.default_rng(seed), num_in, 16, method, num_in if size == -1 else size)
+    found = pack(Packing(method.removesuffix("_v2"), 0, size), matrix.parts())
+    assert found is not None
+    assert found.has_pairs == (size != 16)
+    assert torch.equal(found.expand(), matrix.value)
+
+
+def test_a_matrix_without_zero_points_has_no_minimums() -> None:
+    matrix = Matrix(np.random.default_rng(0), 256, 8, "gptq_v2", 128)
+    matrix.z[:] = 8
+    found = pack(Packing("gptq", 0, 128), matrix.parts())
+    assert found is not None
+    assert found.minimums is None
+    assert torch.equal(found.expand(), matrix.value)
+
+
+def test_inputs_in_another_order_are_expanded() -> None:
+    matrix = Matrix(np.random.default_rng(0), 64, 8, "gptq")
+    assert pack(Packing("gptq", 1, 16), matrix.parts()) is None
+
+
+@pytest.mark.parametrize("method", sorted(CONFIGS))
+def test_the_memory_is_known_from_the_headers(tmp_path: Path, method: str) -> None:
+    _, packed = write_packed(tmp_path, method)
+    weights = find_weights(packed)
+    found = {name: weights.groups(name) for name in weights.info()}
+    held = {name: groups.nbytes for name, groups in found.items() if groups is not None}
+    assert weights.packed_bytes() == held
+    assert len(held) == (0 if method == "gptq" else 21)
+
+
+@pytest.mark.parametrize("method", ["gptq", "gptq_v2"])
+def test_the_format_can_be_named(tmp_path: Path, method: str) -> None:
+    _, packed = write_packed(tmp_path, method)
+    ids = [5, 9, 2, 40, 7]
+    assert torch.equal(all_logits(packed, ids, encoding="gptq"), all_logits(packed, ids))
+    with pytest.raises(ConfigError, match=r"q4_0 is for .* stored as gptq"):
+        all_logits(packed, ids, encoding="q4_0")
+
+
 @pytest.mark.parametrize("method", sorted(CONFIGS))
 def test_a_packed_checkpoint_has_the_logits_of_its_value(tmp_path: Path, method: str) -> None:
     plain, packed = write_packed(tmp_path, method)
@@ -147,6 +199,7 @@ def test_a_packed_checkpoint_has_the_logits_of_its_value(tmp_path: Path, method:
     ids = [5, 9, 2, 40, 7]
     found = all_logits(packed, ids)
     assert torch.equal(found, all_logits(plain, ids))
+    assert torch.equal(found, all_logits(packed, ids, encoding="float32"))
     with torch.inference_mode():
         expected = reference(plain)(torch.tensor([ids])).logits[0]
     assert (found - expected).abs().max() <= MAX_ERROR * expected.abs().max()

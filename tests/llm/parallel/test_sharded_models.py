@@ -29,6 +29,7 @@ from llm.request import SamplingParams
 from llm.runner import model_runner
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import write_csm
+from tests.llm.gguf_files import quantised
 from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import (
     PAGES,
@@ -117,6 +118,18 @@ def test_a_float8_checkpoint_is_split_with_its_scales(tmp_path: Path) -> None:
     assert torch.equal(found[0], found[1])
     error = (found[0] - exact).norm()
     assert error < 1.3 * (expected - exact).norm()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_a_packed_checkpoint_is_split_between_groups(tmp_path: Path, kind: str) -> None:
+    """With 4 ranks a part of the inputs of `o_proj` is half a group, and is expanded."""
+    plain, packed = quantised(tmp_path, lambda name: kind, intermediate_size=128)
+    expected = run(packed)
+    assert torch.equal(expected[0], run(plain)[0])
+    for num_ranks in (2, 4):
+        for logits in on_ranks(num_ranks, tmp_path, lambda group: run(packed, group)):
+            for own, reference in zip(logits, expected, strict=True):
+                assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
 
 
 def test_hidden_states_of_an_embedding_model(tmp_path: Path) -> None:

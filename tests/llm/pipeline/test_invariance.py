@@ -22,6 +22,7 @@ from llm.kv_cache.state_slots import FIRST_STATE, StatePages
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams, TokenChunk, TokenLogprob
 from tests.fakes import LlamaShape, build_text_checkpoint
+from tests.llm.gguf_files import quantised
 from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 from tests.llm.lora.test_lora import run
@@ -120,11 +121,15 @@ def shipped(
     )
 
 
-@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16", "float8_e4m3fn"])
+@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16", "float8_e4m3fn", "q4_0"])
 def small(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
-    folder = write_llama(tmp_path_factory.mktemp("small"))
+    folder = tmp_path_factory.mktemp("small")
+    if request.param == "q4_0":
+        _, folder = quantised(folder, lambda name: "Q4_0", intermediate_size=128)
+    else:
+        write_llama(folder)
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
 
 
