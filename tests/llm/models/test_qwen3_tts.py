@@ -222,7 +222,7 @@ def penalised(folder: Path) -> list[list[Frames]]:
 def test_penalties_count_first_codes(
     folder: Path, penalised: list[list[Frames]], kind: str
 ) -> None:
-    """Those of generated frames alone; requests with and without them share their batches."""
+    """Only first codes of generated frames count; other requests share the batches."""
     with running(ENGINES[kind](folder)) as engine:
         streams = [
             [ask(engine, f"{n}.{m}", prompt, **values) for m, prompt in enumerate(PROMPTS)]
