@@ -36,7 +36,7 @@ class SpeechOptions(TypedDict, total=False):
     language: str
     """BCP-47 code, such as "en-US": chooses a voice where none is named."""
     instructions: str
-    """How the text is spoken, in words, for models that read it."""
+    """Style in words, for models that read it."""
     seed: int
     """Unsigned 64-bit number; the same seed gives the same speech. Default: random."""
     temperature: float

@@ -101,7 +101,7 @@ def test_refusals_in_python(voice: LoadedVoice, unable: LoadedVoice) -> None:
 
 
 def test_turns_over_grpc(service: Service) -> None:
-    """Those of a turn are as those of the request."""
+    """A turn's own have the effect of the request's."""
 
     def asked(turn: str = "", **config: Any) -> pb.SynthesizeRequest:
         turns = [pb.DialogueTurn(text=TEXT, instructions=turn)]
