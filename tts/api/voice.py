@@ -144,26 +144,22 @@ class LoadedVoice:
         """Return the request for a text, or for turns with the voices of their own."""
         if isinstance(text, str):
             return CheckedRequest.read(text, options)
-        own = {index for index, (voice, _, *style) in enumerate(text) if voice or any(style)}
+        styles = [turn[2] if len(turn) == 3 else "" for turn in text]
+        own = {n for n, style in enumerate(styles) if style or text[n][0]}
         turns = [
             DialogueTurn(voice_of_turn(index) if index in own else "", turn[1])
             for index, turn in enumerate(text)
         ]
         checked = CheckedRequest.read(turns, options)
         cast = {
-            voice_of_turn(index): self._voice_of(checked, index, *turn)
+            voice_of_turn(index): self._voice_of(checked, index, turn[0], styles[index])
             for index, turn in enumerate(text)
             if index in own
         }
         return replace(checked, request=replace(checked.request, cast=cast))
 
     def _voice_of(
-        self,
-        checked: CheckedRequest,
-        index: int,
-        voice: str | LoadedVoice,
-        _: str,
-        instructions: str = "",
+        self, checked: CheckedRequest, index: int, voice: str | LoadedVoice, instructions: str
     ) -> Voice:
         """Return the voice of a turn, by its name or as `clone` returned it, with its style."""
         path = f"input.dialogue.turns[{index}]"

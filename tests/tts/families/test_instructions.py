@@ -34,6 +34,7 @@ from tts.v1 import speech_pb2 as pb
 
 GLAD, TEXT = "Be glad.", "Hello."
 CALL: dict[str, Any] = {"seed": 7}
+STYLES: tuple[dict[str, Any], ...] = ({}, {"instructions": GLAD})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,8 @@ def test_turns_and_marked_voices(voice: LoadedVoice) -> None:
     """They have the instructions of the request, a turn perhaps its own."""
 
     def said(*turn: str, instructions: str = "") -> np.ndarray:
-        return voice.say([turn], instructions=instructions, **CALL).samples  # type: ignore[list-item]
+        turns: Any = [turn]
+        return voice.say(turns, instructions=instructions, **CALL).samples
 
     plain, glad = said("eric", TEXT), said("eric", TEXT, instructions=GLAD)
     assert not np.array_equal(plain, glad)
@@ -90,9 +92,10 @@ def test_turns_and_marked_voices(voice: LoadedVoice) -> None:
 
 
 def test_refusals_in_python(voice: LoadedVoice, unable: LoadedVoice) -> None:
-    for turns in (TEXT, [("", TEXT)]):
+    texts: tuple[Any, ...] = (TEXT, [("", TEXT)])
+    for text in texts:
         with pytest.raises(PreconditionError, match="leave instructions out") as refused:
-            unable.say(turns, instructions=GLAD)
+            unable.say(text, instructions=GLAD)
         assert refused.value.reason is Precondition.INSTRUCTIONS
     with pytest.raises(PreconditionError, match=r"leave input.dialogue.turns\[1\].instructions"):
         unable.say([("", TEXT), ("", TEXT, GLAD)])
@@ -127,13 +130,13 @@ def test_sessions_and_turns_over_http(service: Service) -> None:
         (model,) = (await served.client.get("/v1/models")).json()["data"]
         assert "instructions" in model["capabilities"]
         heard = []
-        for own in ({}, {"instructions": GLAD}):
+        for own in STYLES:
             async with talk(served, CONFIG | own, fed(TEXT), END) as talking:
                 events = await talking.rest()
             assert events[0]["ignored"] == []
             heard.append(audio_of(events))
         assert heard[0] != heard[1]
-        for own in ({}, {"instructions": GLAD}):
+        for own in STYLES:
             response = await served.speak(input=None, turns=[{"text": TEXT, **own}])
             assert response.status_code == 200
             assert "x-ignored-fields" not in response.headers
@@ -163,7 +166,7 @@ def test_a_speech_server_gets_them(service: Service, text_checkpoint: Path) -> N
     writer = create_service(
         tiny_config(text_checkpoint, sampling={"enable_structured_output": True})
     )
-    told = {
+    told: dict[str, Any] = {
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "greeting", "schema": {"const": TEXT}},
@@ -176,7 +179,7 @@ def test_a_speech_server_gets_them(service: Service, text_checkpoint: Path) -> N
             address = speaker.server.address
             async with http_serving(writer, speech_server=address) as served:
                 heard = []
-                for own in ({}, {"instructions": GLAD}):
+                for own in STYLES:
                     voice = {"voice": "eric", "format": "pcm16", "seed": 7, **own}
                     response = await chat(served, audio=voice, **told)
                     assert "x-ignored-fields" not in response.headers
