@@ -25,6 +25,11 @@ def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
     return cast("Sequence[int]", tokens)
 
 
+def first_codes(tokens: Sequence[Token]) -> list[int]:
+    """Return the first codes of frames; ids are returned as they are."""
+    return [_first(token) for token in tokens]
+
+
 MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 

@@ -307,11 +307,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
+        histories = self.num_histories(rows)
         if decoder is None:
-            sampler = DeviceSampler(self.vocab_size, self.device, rows, self.num_histories(rows))
+            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories)
             self.token_sampler = BufferedSampler(sampler)
         else:
-            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows)
+            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the

@@ -5,7 +5,8 @@
                          logits ─> code 2   …
 
 Code k of frame n is drawn with the number n × K + k of the request's seed. Log-probabilities are
-those of code 0, whose logits are the language model's.
+those of code 0, whose logits are the language model's. Penalties count first codes, and change the
+logits of first codes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
 from llm.memory.transfer import to_device
-from llm.request import FrameShape, SamplingParams, Token
-from llm.sampling.logits import SamplingGroup, TokenMask, candidates
+from llm.request import FrameShape, SamplingParams, Token, first_codes
+from llm.sampling.logits import Penalties, SamplingGroup, TokenMask, candidates
 from llm.sampling.rng import uniforms
 from llm.sampling.sampler import PlanT, Sampler, SamplingPlan, TokenSampler, has_penalties
 
@@ -54,17 +55,11 @@ class FramePlan:
 
 
 class FrameRules(TokenSampler[PlanT]):
-    """Requests that a model of frames runs: those in which no code depends on earlier frames."""
-
-    may_need_tokens = False
+    """Requests that a model of frames runs: those without restrictions on single positions."""
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
         check_sampling(sampling)
-
-    def needs_tokens(self, sampling: SamplingParams) -> bool:
-        """See `TokenSampler`."""
-        return False
 
 
 class FrameSampler(FrameRules[FramePlan]):
@@ -75,6 +70,10 @@ class FrameSampler(FrameRules[FramePlan]):
         self._decoder = decoder
         self._device = device
         self._sampler = Sampler(self.shape.codebook_size, device)
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`: penalties are computed on the host."""
+        return has_penalties(sampling)
 
     def prepare(
         self,
@@ -92,7 +91,8 @@ class FrameSampler(FrameRules[FramePlan]):
         pairs = zip(rows, already, strict=True)
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
         others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]
-        first = SamplingPlan(len(rows), self._sampler.groups(rows, firsts, drawn[0]), None)
+        groups = self._sampler.groups(rows, firsts, drawn[0])
+        first = SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
         groups = self._sampler.groups(rows, others, drawn[0])
         columns = to_device(torch.from_numpy(drawn[:, :, None]), self._device)
         later = (
@@ -100,6 +100,15 @@ class FrameSampler(FrameRules[FramePlan]):
             for column in columns[1:]
         )
         return FramePlan((first, *later))
+
+    def _penalties(
+        self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
+    ) -> Penalties | None:
+        """Return the penalties of first codes."""
+        if not any(has_penalties(row.sampling) for row in rows):
+            return None
+        own = [row._replace(output_ids=first_codes(row.output_ids)) for row in rows]
+        return self._sampler.penalties(own, sampled and [first_codes(some) for some in sampled])
 
     def sample(self, logits: Tensor, plan: FramePlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`: int32 [B, K]."""
@@ -137,7 +146,6 @@ def decode_frames(
 def check_sampling(sampling: SamplingParams) -> None:
     """Raise `RequestError` for parameters that a model of frames does not support."""
     refused = (
-        (has_penalties(sampling), "penalties, which count single tokens"),
         (sampling.allowed_cycle, "allowed_cycle: the codes of a frame have one position"),
         (sampling.json_schema, "json_schema: it writes no text"),
         (sampling.echo, "echo: it computes no logits of its prompt's tokens"),
@@ -156,8 +164,15 @@ def for_first_codes(sampling: SamplingParams) -> SamplingParams:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def for_later_codes(sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters of the other codes, none of which ends a sequence."""
-    return replace(sampling, stop_token_ids=(), min_tokens=0)
+    """Return the parameters of the other codes: none ends a sequence or is penalised."""
+    return replace(
+        sampling,
+        stop_token_ids=(),
+        min_tokens=0,
+        repetition_penalty=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+    )
 
 
 def _redrawn(group: SamplingGroup, column: Tensor) -> SamplingGroup:

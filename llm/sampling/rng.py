@@ -36,6 +36,11 @@ def stream_start(seed: int) -> int:
     return mix(seed + GOLDEN)
 
 
+def skip(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return uint64 [n] starts of the streams that begin `counts` [n] numbers later."""
+    return starts + counts.astype(np.uint64) * np.uint64(GOLDEN)
+
+
 def mix(bits: int) -> int:
     bits &= MASK
     bits = ((bits ^ (bits >> 30)) * FACTOR_1) & MASK

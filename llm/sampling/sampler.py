@@ -145,7 +145,7 @@ class Sampler(TokenSampler[SamplingPlan]):
         groups = self.groups(rows, allowed, uniform)
         penalties = None
         if any(has_penalties(row.sampling) for row in rows):
-            penalties = self._penalties(rows, sampled)
+            penalties = self.penalties(rows, sampled)
         return SamplingPlan(len(rows), groups, penalties, mask)
 
     def groups(
@@ -188,9 +188,10 @@ class Sampler(TokenSampler[SamplingPlan]):
             cuts=cuts,
         )
 
-    def _penalties(
+    def penalties(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
     ) -> Penalties | None:
+        """Return the penalties of the rows that have some, None if they have no tokens yet."""
         entries = []
         for place, row in enumerate(rows):
             if has_penalties(row.sampling):

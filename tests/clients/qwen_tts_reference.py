@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 GREEDY: dict[str, Any] = {
     "do_sample": False,
     "subtalker_dosample": False,
-    "repetition_penalty": 1.0,
+    "repetition_penalty": 1.3,
     "max_new_tokens": 13,  # the last one has no frame
     "non_streaming_mode": True,
 }

@@ -156,7 +156,9 @@ async def spoken(
     assert synthesizer is not None
     found = []
     for voice, (request, _) in zip(voices, REQUESTS[kind], strict=True):
-        sampling = SamplingOverrides(temperature=0.0, max_tokens=COUNT * NUM_FRAMES)
+        sampling = SamplingOverrides(
+            temperature=0.0, repetition_penalty=1.3, max_tokens=COUNT * NUM_FRAMES
+        )
         asked = SpeechRequest(request["text"], voice=voice, sampling=sampling)
         codes: tuple[int, ...] = ()
         data = b""

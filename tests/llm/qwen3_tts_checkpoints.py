@@ -7,7 +7,7 @@ sums of embeddings that this module computes one by one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,10 @@ def _layers(prefix: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
+Adjust = Callable[[list[int], Tensor], Tensor]
+"""Function from the first codes so far and the logits of the next to other logits."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """The model by other code, float32."""
@@ -234,13 +238,17 @@ class Reference:
             heads = list(self.predictor.lm_head)
             return [first, *(head(s) for head, s in zip(heads, states[1:], strict=False))]
 
-    def frames(self, prompt: Sequence[Token], count: int) -> list[tuple[int, ...]]:
+    def frames(
+        self, prompt: Sequence[Token], count: int, adjust: Adjust | None = None
+    ) -> list[tuple[int, ...]]:
         """Return greedy frames, up to one whose first code is `END`."""
         tokens, found = [*prompt], list[tuple[int, ...]]()
         while len(found) < count:
             frame: list[int] = []
             for book in range(CODEBOOKS):
                 row = self.logits(tokens, [*frame, 0])[book]
+                if book == 0 and adjust is not None:
+                    row = adjust([one[0] for one in found], row)
                 frame.append(int(row.argmax()))
                 if frame == [END]:
                     return found

@@ -35,6 +35,8 @@ class SpeechOptions(TypedDict, total=False):
     """Name of a voice, see `LoadedVoice.voices`, or a blend such as "hazel(2)+owen(1)"."""
     language: str
     """BCP-47 code, such as "en-US": chooses a voice where none is named."""
+    instructions: str
+    """Style in words, for models that read it."""
     seed: int
     """Unsigned 64-bit number; the same seed gives the same speech. Default: random."""
     temperature: float
@@ -85,6 +87,7 @@ class SpeechOptions(TypedDict, total=False):
 
 MARKUP: Mapping[str, Callable[[str], Document]] = {"ssml": read_ssml, "tags": read_tags}
 SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k", "max_tokens")
+VOICE_FIELDS = ("voice", "language", "instructions")
 REQUEST_FIELDS = (
     "speaking_rate",
     "gain_db",
@@ -105,6 +108,7 @@ class CheckedRequest:
     request: SpeechRequest
     voice: str = ""
     language: str = ""
+    instructions: str = ""
 
     @classmethod
     def read(cls, text: str | Sequence[DialogueTurn], options: SpeechOptions) -> CheckedRequest:
@@ -127,7 +131,7 @@ class CheckedRequest:
             timestamps=_choice(TimestampGranularity, "timestamps", level),
             **_those(REQUEST_FIELDS, given),
         )
-        return cls(request, options.get("voice", ""), options.get("language", ""))
+        return cls(request, **_those(VOICE_FIELDS, given))
 
 
 def _text(text: str | Sequence[DialogueTurn], options: SpeechOptions) -> dict[str, Any]:

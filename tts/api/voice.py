@@ -33,8 +33,10 @@ from tts.voices.types import Voice
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
 
 
-Turns = Sequence[tuple["str | LoadedVoice", str]]
-"""Turns of a dialogue: the voice, "" for that of the call, and the text of each."""
+Turns = Sequence[tuple["str | LoadedVoice", str] | tuple["str | LoadedVoice", str, str]]
+"""Turns of a dialogue: of each the voice, "" for that of the call, the text, and instructions if
+they are not those of the call.
+"""
 
 
 class LoadedVoice:
@@ -85,7 +87,8 @@ class LoadedVoice:
     def say(self, text: str | Turns, **options: Unpack[SpeechOptions]) -> Speech:
         """Speak a text, or the turns of a dialogue, and return all of its audio.
 
-        A turn is a pair: a voice by its name, or as `clone` returns it, and what it says.
+        A turn is a voice by its name, or as `clone` returns it, and what it says; a third element
+        is how, in words.
         Raises `InvalidRequestError` for a text or an option that cannot be used,
         `VoiceNotFoundError` for an unknown voice, `PreconditionError` for what this model cannot
         do, `TypeError` for an unknown option, and `RuntimeError` after `close`.
@@ -141,31 +144,46 @@ class LoadedVoice:
         """Return the request for a text, or for turns with the voices of their own."""
         if isinstance(text, str):
             return CheckedRequest.read(text, options)
-        cast = {
-            voice_of_turn(index): self._voice_of(voice, index)
-            for index, (voice, _) in enumerate(text)
-            if voice
-        }
+        styles = [turn[2] if len(turn) == 3 else "" for turn in text]
+        own = {n for n, style in enumerate(styles) if style or text[n][0]}
         turns = [
-            DialogueTurn(voice_of_turn(index) if voice else "", said)
-            for index, (voice, said) in enumerate(text)
+            DialogueTurn(voice_of_turn(index) if index in own else "", turn[1])
+            for index, turn in enumerate(text)
         ]
         checked = CheckedRequest.read(turns, options)
+        cast = {
+            voice_of_turn(index): self._voice_of(checked, index, turn[0], styles[index])
+            for index, turn in enumerate(text)
+            if index in own
+        }
         return replace(checked, request=replace(checked.request, cast=cast))
 
-    def _voice_of(self, voice: str | LoadedVoice, index: int) -> Voice:
-        """Return the voice of a turn, by its name or as `clone` returned it."""
-        if isinstance(voice, str):
-            return self._synthesizer.voices.choose(voice)
-        if voice._service is not self._service:
+    def _voice_of(
+        self, checked: CheckedRequest, index: int, voice: str | LoadedVoice, instructions: str
+    ) -> Voice:
+        """Return the voice of a turn, by its name or as `clone` returned it, with its style."""
+        path = f"input.dialogue.turns[{index}]"
+        if not voice:
+            found = self._chosen(checked)
+        elif isinstance(voice, str):
+            found = self._synthesizer.voices.choose(voice)
+        elif voice._service is not self._service:
             text = "is a voice of another model; clone it on this one"
-            raise InvalidRequestError.of(f"input.dialogue.turns[{index}].voice", text)
-        return voice._voice or self._synthesizer.voices.default
+            raise InvalidRequestError.of(f"{path}.voice", text)
+        else:
+            found = voice._voice or self._synthesizer.voices.default
+        self._synthesizer.check_instructions(instructions, f"{path}.instructions")
+        return replace(found, instructions=instructions) if instructions else found
+
+    def _chosen(self, checked: CheckedRequest) -> Voice:
+        """Return the voice of a request."""
+        if self._voice is not None and not (checked.voice or checked.language):
+            return self._voice
+        return self._synthesizer.voices.choose(checked.voice, checked.language)
 
     def _with_voice(self, checked: CheckedRequest) -> SpeechRequest:
-        if self._voice is not None and not (checked.voice or checked.language):
-            return replace(checked.request, voice=self._voice)
-        voice = self._synthesizer.voices.choose(checked.voice, checked.language)
+        self._synthesizer.check_instructions(checked.instructions, "instructions")
+        voice = replace(self._chosen(checked), instructions=checked.instructions)
         return replace(checked.request, voice=voice)
 
     async def _say(self, checked: CheckedRequest) -> Speech:

@@ -113,7 +113,7 @@ class Qwen3TTSFamily(SpeechFamily):
             voices=tuple(self._named_voices()) if has_names else (self._invented_voice(),),
             max_codes=int(LONGEST_S * FRAMES_PER_SECOND) * count,
             min_codes=MIN_FRAMES * count,
-            sampling=SamplingParams(temperature=0.9, top_k=50),
+            sampling=SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
             language="",
             invents_voices=not has_names,
             takes_codes=self._kind == BASE,

@@ -73,6 +73,7 @@ def _capabilities(service: Service) -> list[str]:
         "speech": speech is not None,
         "word_timestamps": speech is not None and speech.settings.aligner is not None,
         "voice_cloning": speech is not None and speech.cloner.can_clone,
+        "instructions": speech is not None and speech.takes_instructions,
         "chat": speech is None and text.generates and service.prompts.can_chat,
         "embeddings": text.embeds,
     }

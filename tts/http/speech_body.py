@@ -204,6 +204,7 @@ class Turn(VoiceChoice):
     """JSON of a turn of a dialogue."""
 
     text: str
+    instructions: str = ""
 
 
 class SpeechBody(SpeechSettings):
@@ -214,6 +215,14 @@ class SpeechBody(SpeechSettings):
     pause: float | None = None
     markup: Literal["ssml", "tags"] | None = None
     stream_format: Literal["audio", "sse", "json"] = "audio"
+
+    def ignored_by(self, names: SpeechNames) -> list[str]:
+        """See `VoiceSettings`."""
+        found = super().ignored_by(names)
+        are_asked = any(turn.instructions for turn in self.turns or ())
+        if are_asked and not names.takes_instructions and "instructions" not in found:
+            return ["instructions", *found]
+        return found
 
 
 class SessionFrame(SpeechSettings):
@@ -234,10 +243,10 @@ def to_request(body: SpeechBody, synthesizer: Synthesizer) -> pb.SynthesizeStrea
     if body.timestamps != "none" and body.stream_format == "audio":
         raise InvalidRequestError.of("timestamps", "needs stream_format sse or json")
     config = body.synthesis(synthesizer)
-    return pb.SynthesizeStreamRequest(config=config, input=_input(body, synthesizer.voices))
+    return pb.SynthesizeStreamRequest(config=config, input=_input(body, synthesizer))
 
 
-def _input(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesisInput:
+def _input(body: SpeechBody, names: SpeechNames) -> pb.SynthesisInput:
     """Return the text of a request, or its dialogue."""
     if body.turns is None:
         with Violations() as wrong:
@@ -253,17 +262,18 @@ def _input(body: SpeechBody, voices: VoiceRegistry) -> pb.SynthesisInput:
         wrong.require(abs(pause) <= MAX_SECONDS, "pause", "is too long")
     return pb.SynthesisInput(
         dialogue=pb.Dialogue(
-            turns=[_turn(turn, f"turns[{n}]", voices) for n, turn in enumerate(body.turns)],
+            turns=[_turn(turn, f"turns[{n}]", names) for n, turn in enumerate(body.turns)],
             pause=to_duration(body.pause),
         )
     )
 
 
-def _turn(turn: Turn, path: str, voices: VoiceRegistry) -> pb.DialogueTurn:
+def _turn(turn: Turn, path: str, names: SpeechNames) -> pb.DialogueTurn:
     """Return a turn; one without a voice has that of the request."""
+    instructions = turn.instructions if names.takes_instructions else ""
     is_chosen = bool(turn.voice or turn.language or turn.ref_audio or turn.ref_text)
-    voice = _voice(turn, voices, f"{path}.") if is_chosen else None
-    return pb.DialogueTurn(text=turn.text, voice=voice)
+    voice = _voice(turn, names.voices, f"{path}.") if is_chosen else None
+    return pb.DialogueTurn(text=turn.text, voice=voice, instructions=instructions)
 
 
 def to_session(frame: SessionFrame, synthesizer: Synthesizer) -> pb.StreamingSynthesizeRequest:

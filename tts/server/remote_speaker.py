@@ -57,7 +57,7 @@ class SpeakerNames:
     adapters: tuple[str, ...]
     voices: VoiceRegistry
     sample_rate: int
-    takes_instructions: bool = False  # the contract does not tell
+    takes_instructions: bool  # False of a server of a version before this field
 
 
 class RemoteSpeaker:
@@ -201,6 +201,7 @@ class RemoteSpeaker:
             tuple(model.adapters),
             VoiceRegistry(voices, ""),
             model.native_sample_rate_hertz,
+            model.instructions,
         )
 
     def _note(self, problem: str) -> None:

@@ -27,7 +27,6 @@ from tts.textgen.spoken import SpokenSession
 from tts.v1 import speech_pb2 as pb
 
 MAX_FLUSH_ID = 128
-MAX_INSTRUCTIONS = 2000  # characters
 UNARY_OVERHEAD_BYTES = 64 * 1024
 MAX_SAMPLE_BYTES = dict.fromkeys(AudioEncoding, 2.5) | {
     AudioEncoding.PCM_F32LE: 4.0,
@@ -75,10 +74,12 @@ class SpeechApi:
             request = read_config(
                 proto.config, synthesizer.codec, "config", wrong, text=text, default_id=default_id
             )
-        if markup is not None:
-            cast = read_cast(proto.input.dialogue, synthesizer) if has_turns else {}
-            request = replace(request, markup=markup, cast=cast)
-        return self._with_voice(request, proto.config)
+        request = self._with_voice(request, proto.config)
+        if markup is None:
+            return request
+        assert request.voice is not None
+        cast = read_cast(proto.input.dialogue, synthesizer, request.voice) if has_turns else {}
+        return replace(request, markup=markup, cast=cast)
 
     async def whole(self, request: SpeechRequest) -> SynthesizedSpeech:
         """Return the whole synthesis; audio too long for one message ends early (LENGTH)."""
@@ -212,21 +213,10 @@ class SpeechApi:
         return synthesizer
 
     def _with_voice(self, request: SpeechRequest, config: pb.SynthesisConfig) -> SpeechRequest:
-        instructions = config.instructions
-        if instructions and not self.synthesizer.takes_instructions:
-            text = "this model takes no instructions; leave them out"
-            raise PreconditionError(Precondition.INSTRUCTIONS, text)
-        with Violations() as wrong:
-            limit = f"may have {MAX_INSTRUCTIONS} characters"
-            is_short = len(instructions) <= MAX_INSTRUCTIONS
-            wrong.require(is_short, f"{request.path}.instructions", limit)
-        voice = read_voice(config.voice, self.synthesizer, f"{request.path}.voice")
-        if not instructions:
-            return replace(request, voice=voice)
-        cast = {
-            name: replace(other, instructions=instructions) for name, other in request.cast.items()
-        }
-        return replace(request, voice=replace(voice, instructions=instructions), cast=cast)
+        path, instructions = request.path, config.instructions
+        self.synthesizer.check_instructions(instructions, f"{path}.instructions")
+        voice = read_voice(config.voice, self.synthesizer, f"{path}.voice")
+        return replace(request, voice=replace(voice, instructions=instructions))
 
     def _longest_whole_s(self, request: SpeechRequest) -> float:
         """Return the seconds of audio that are certain to fit into one message."""

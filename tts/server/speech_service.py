@@ -199,6 +199,7 @@ def model_info(service: Service) -> pb.ModelInfo:
         info.native_sample_rate_hertz = codec.sample_rate
         info.speech_tokens_per_second = codec.codes_per_second
         info.voice_cloning = service.synthesizer.cloner.can_clone
+        info.instructions = service.synthesizer.takes_instructions
         info.word_timestamps = service.synthesizer.settings.aligner is not None
         info.default_chunking.CopyFrom(to_chunking(service.synthesizer.settings.streaming))
     return info

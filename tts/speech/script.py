@@ -142,11 +142,14 @@ class ScriptWriter:
                 pieces[index] = replace(piece, text=text)
         return replace(passage, pieces=tuple(pieces))
 
-    def _in_language(self, voice: Voice) -> Voice:
-        """Return a voice that states no language with the language of the request."""
+    def _as_asked(self, voice: Voice) -> Voice:
+        """Return a voice with the request's language and instructions where it has none."""
+        asked = self._voice
+        if asked.instructions and not voice.instructions:
+            voice = replace(voice, instructions=asked.instructions)
         if voice.language or voice.language_codes:
             return voice
-        return replace(voice, language=self._voice.language)
+        return replace(voice, language=asked.language)
 
     def _available(self, part: Part) -> Part:
         """Return a part without what is not available; the mark of a turn gets its voice's name."""
@@ -188,11 +191,11 @@ class ScriptWriter:
         if not style.voice and not style.voice_language:
             return self._voice
         if style.voice in self._cast:
-            return self._in_language(await self._ready(style.voice))
+            return self._as_asked(await self._ready(style.voice))
         try:
             field = self._document.field
             voice = self._voices.choose(style.voice, style.voice_language, field, field)
-            return self._in_language(await self._cloner.ready(voice))
+            return self._as_asked(await self._cloner.ready(voice))
         except (InvalidRequestError, NotFoundError, PreconditionError) as error:
             self._skip(start, str(error), error)
             return self._voice
@@ -202,7 +205,11 @@ class ScriptWriter:
         given = self._cast[name]
         if given.clip is not None and given.prompt is None:
             voice = await self._cloner.ready(given)
-            self._cast |= {known: voice for known, v in self._cast.items() if v is given}
+            self._cast |= {
+                known: replace(voice, instructions=other.instructions)
+                for known, other in self._cast.items()
+                if other.clip is given.clip
+            }
         return self._cast[name]
 
     def _segments(self, passage: Passage, voice: Voice) -> Iterator[TextSegment]:

@@ -57,6 +57,9 @@ Perform = Callable[[Any], AsyncGenerator[SpokenEvent | MarkTime, None]]
 """Performs one step of a request, which is a segment unless the request has markup."""
 
 
+MAX_INSTRUCTIONS = 2000  # characters
+
+
 class Synthesizer:
     """Synthesizer on an engine client. One event loop; any number of requests at once."""
 
@@ -91,6 +94,17 @@ class Synthesizer:
     def takes_instructions(self) -> bool:
         """Whether the model reads how a text is to be spoken, in words."""
         return self.settings.traits.takes_instructions
+
+    def check_instructions(self, instructions: str, field: str) -> None:
+        """Raise PreconditionError if the model takes none, InvalidRequestError for too long ones.
+
+        `field` is their path in the request.
+        """
+        if instructions and not self.takes_instructions:
+            text = f"this model takes no instructions; leave {field} out"
+            raise PreconditionError(Precondition.INSTRUCTIONS, text)
+        if len(instructions) > MAX_INSTRUCTIONS:
+            raise InvalidRequestError.of(field, f"may have {MAX_INSTRUCTIONS} characters")
 
     @property
     def adapters(self) -> tuple[str, ...]:

@@ -218,12 +218,14 @@ class Dialogue(_message.Message):
     def __init__(self, turns: _Optional[_Iterable[_Union[DialogueTurn, _Mapping]]] = ..., pause: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DialogueTurn(_message.Message):
-    __slots__ = ("voice", "text")
+    __slots__ = ("voice", "text", "instructions")
     VOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     voice: VoiceSelection
     text: str
-    def __init__(self, voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+    instructions: str
+    def __init__(self, voice: _Optional[_Union[VoiceSelection, _Mapping]] = ..., text: _Optional[str] = ..., instructions: _Optional[str] = ...) -> None: ...
 
 class SynthesisInput(_message.Message):
     __slots__ = ("text", "ssml", "tags", "dialogue", "lenient")
@@ -552,7 +554,7 @@ class ServerLimits(_message.Message):
     def __init__(self, max_text_characters: _Optional[int] = ..., max_prompt_audio_bytes: _Optional[int] = ..., min_prompt_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_prompt_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_audio_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_concurrent_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_streams_per_client: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "codec", "native_sample_rate_hertz", "speech_tokens_per_second", "voice_cloning", "word_timestamps", "text_generation", "default_chunking", "embeddings", "echo", "structured_output", "adapters")
+    __slots__ = ("name", "family", "codec", "native_sample_rate_hertz", "speech_tokens_per_second", "voice_cloning", "word_timestamps", "text_generation", "default_chunking", "embeddings", "echo", "structured_output", "adapters", "instructions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -566,6 +568,7 @@ class ModelInfo(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     codec: str
@@ -579,7 +582,8 @@ class ModelInfo(_message.Message):
     echo: bool
     structured_output: bool
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., codec: _Optional[str] = ..., native_sample_rate_hertz: _Optional[int] = ..., speech_tokens_per_second: _Optional[float] = ..., voice_cloning: _Optional[bool] = ..., word_timestamps: _Optional[bool] = ..., text_generation: _Optional[bool] = ..., default_chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., embeddings: _Optional[bool] = ..., echo: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    instructions: bool
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., codec: _Optional[str] = ..., native_sample_rate_hertz: _Optional[int] = ..., speech_tokens_per_second: _Optional[float] = ..., voice_cloning: _Optional[bool] = ..., word_timestamps: _Optional[bool] = ..., text_generation: _Optional[bool] = ..., default_chunking: _Optional[_Union[ChunkingConfig, _Mapping]] = ..., embeddings: _Optional[bool] = ..., echo: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., instructions: _Optional[bool] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

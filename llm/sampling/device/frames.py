@@ -4,7 +4,7 @@
     program    head's logits ─> code 0 ─> depth decoder ─> logits ─> code 1 ─> …
 
 A sampled code advances its record, so that the codes of a frame get the numbers that `FrameSampler`
-uses.
+uses. The records of first codes have the index of the frame, by which penalties count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
-from llm.request import Token
+from llm.request import SamplingParams, Token
 from llm.sampling.device.records import RECORD, RECORD_WORDS
 from llm.sampling.device.sampler import DevicePlan, DeviceSampler
 from llm.sampling.frames import (
@@ -29,6 +29,7 @@ from llm.sampling.frames import (
     for_later_codes,
 )
 from llm.sampling.logits import TokenMask
+from llm.sampling.rng import skip
 from llm.sampling.sampler import CapturedSampling
 
 
@@ -40,12 +41,20 @@ class DeviceFramePlan(NamedTuple):
 
 
 class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
-    """Sampler of up to `max_rows` frames, over fixed memory."""
+    """Sampler of up to `max_rows` frames, over fixed memory.
 
-    def __init__(self, decoder: FrameDecoder, device: torch.device, max_rows: int) -> None:
+    First codes of `num_histories` penalised requests are kept at once, see `DeviceSampler`.
+    """
+
+    may_need_tokens = False
+
+    def __init__(
+        self, decoder: FrameDecoder, device: torch.device, max_rows: int, num_histories: int
+    ) -> None:
         self._count, size = decoder.shape.num_codebooks, decoder.shape.codebook_size
-        # Penalties, which need histories, are refused.
-        self._samplers = [DeviceSampler(size, device, max_rows, num_histories=1) for _ in "12"]
+        self._samplers = [
+            DeviceSampler(size, device, max_rows, histories) for histories in (num_histories, 1)
+        ]
         self._buffers = [sampler.create_buffers() for sampler in self._samplers]
         for sampler, buffers in zip(self._samplers, self._buffers, strict=True):
             sampler.warm_up(buffers)
@@ -65,6 +74,15 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         self._program = program
         self.captured = CapturedSampling(program, 2 * RECORD_WORDS)
 
+    def admit(self, sampling: SamplingParams) -> None:
+        """See `TokenSampler`."""
+        super().admit(sampling)
+        self._samplers[0].check(sampling)
+
+    def needs_tokens(self, sampling: SamplingParams) -> bool:
+        """See `TokenSampler`."""
+        return False
+
     def prepare(
         self,
         rows: Sequence[ScheduledRow],
@@ -77,9 +95,9 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         for place, parameters in enumerate((for_first_codes, for_later_codes)):
             own = [row._replace(sampling=parameters(row.sampling)) for row in rows]
             plan = self._samplers[place].prepare(own, step)
-            index = plan.records.view(RECORD)["index"]
-            index *= self._count
-            index += place
+            records = plan.records.view(RECORD)
+            passed = records["index"] * (self._count - 1) + place
+            records["stream"] = skip(records["stream"], passed)
             plans.append(plan)
         return DeviceFramePlan(*plans)
 

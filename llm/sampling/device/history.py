@@ -3,8 +3,9 @@
     request id ─> slot      counts [slots, V]   occurrences within the penalty window
                             latest [slots, L]   token n at n % L, to remove it from the window
 
-The sampler counts the tokens that it draws, so that the host need not know them. The host only
-assigns slots, and fills a slot again when its request changes or was preempted.
+The sampler counts the tokens that it draws (of a frame the first code), so that the host need not
+know them. The host only assigns slots, and fills a slot again when its request changes or was
+preempted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
-from llm.request import as_ids
+from llm.request import first_codes
 from llm.sampling.device.records import effective_window
 from llm.sequence import FUTURE_TOKEN
 
@@ -92,7 +93,7 @@ class HistorySlots:
 
 
 def _replay(row: ScheduledRow, index: int, slot: int) -> HistoryUpdate:
-    tokens = tuple(as_ids(row.output_ids))
+    tokens = tuple(first_codes(row.output_ids))
     if FUTURE_TOKEN in tokens or len(tokens) != index:
         raise ValueError(f"the tokens of {row.request_id} are neither counted nor known")
     return HistoryUpdate(slot, effective_window(row.sampling), tokens)

@@ -96,9 +96,13 @@ class DeviceSampler:
         self._history = PenaltyHistory(count, vocab_size, max_window, device)
         self._max_window = max_window
 
-    def can_follow(self, sampling: SamplingParams) -> bool:
-        """Whether the penalty window is within the limit."""
-        return not has_penalties(sampling) or effective_window(sampling) <= self._max_window
+    def check(self, sampling: SamplingParams) -> None:
+        """Raise `RequestError` for a penalty window beyond the limit."""
+        if has_penalties(sampling) and effective_window(sampling) > self._max_window:
+            raise RequestError(
+                f"penalty_window={sampling.penalty_window} must be at most {self._max_window} on "
+                "a GPU, or 0 for the whole output"
+            )
 
     def create_buffers(self) -> SamplingBuffers:
         """Create buffers for up to `max_rows` rows."""
@@ -225,11 +229,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
-        if not self._sampler.can_follow(sampling):
-            raise RequestError(
-                f"penalty_window={sampling.penalty_window} must be at most {MAX_WINDOW} on a GPU, "
-                "or 0 for the whole output"
-            )
+        self._sampler.check(sampling)
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
         """See `TokenSampler`."""

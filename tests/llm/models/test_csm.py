@@ -281,7 +281,6 @@ def test_a_page_is_shared_by_equal_frames_only(folder: Path) -> None:
         ((1, TEXT_IDS), {}, "prompt token 1 is not"),
         ((1, -1), {}, "prompt token 1 is not"),
         ((1,), {"stop_token_ids": (0,)}, "stop token 0 is not 4 codes below"),
-        ((1,), {"repetition_penalty": 1.1}, "does not support penalties"),
         ((1,), {"allowed_cycle": (((0, 3),),)}, "does not support allowed_cycle"),
         ((1,), {"allowed_ranges": ((0, CODES + 1),)}, "allowed ranges go beyond the vocabulary"),
     ],

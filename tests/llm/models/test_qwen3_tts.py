@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from llm.engine.engine import Engine, assemble_engine, create_engine
 from llm.errors import CheckpointError, ConfigError, RequestError
@@ -28,6 +30,7 @@ from tests.llm.qwen3_tts_checkpoints import (
     LATER,
     PAD,
     TEXT_IDS,
+    Adjust,
     Reference,
     edit_config,
     paired,
@@ -183,6 +186,71 @@ def test_greedy_frames_in_a_batch(folder: Path, expected: list[Frames], kind: st
         engine.pipeline.kv_manager.check_integrity()
 
 
+def repetition(generated: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Penalise as the published program does."""
+    penalise = RepetitionPenaltyLogitsProcessor(penalty=1.6)
+    return penalise(torch.tensor([generated], dtype=torch.long), logits[None].clone())[0]
+
+
+def counts_of_three(generated: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Penalise presence and frequency among the last three frames."""
+    counts = torch.bincount(torch.tensor(generated[-3:], dtype=torch.long), minlength=CODES)
+    return logits - 0.7 * counts - 0.9 * (counts > 0)
+
+
+PENALTIES: list[tuple[Adjust | None, dict[str, Any]]] = [
+    (None, {}),
+    (repetition, {"repetition_penalty": 1.6}),
+    (
+        counts_of_three,
+        {"frequency_penalty": 0.7, "presence_penalty": 0.9, "penalty_window": 3},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def penalised(folder: Path) -> list[list[Frames]]:
+    """Frames of every prompt with each kind of penalties."""
+    model, found = Reference.read(folder), list[list[Frames]]()
+    for adjust, _ in PENALTIES:
+        found.append([list(model.frames(prompt, NUM_FRAMES, adjust)) for prompt in PROMPTS])
+    assert all(one != other for one, other in combinations(found, 2))
+    return found
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_penalties_count_first_codes(
+    folder: Path, penalised: list[list[Frames]], kind: str
+) -> None:
+    """Only first codes of generated frames count; other requests share the batches."""
+    with running(ENGINES[kind](folder)) as engine:
+        streams = [
+            [ask(engine, f"{n}.{m}", prompt, **values) for m, prompt in enumerate(PROMPTS)]
+            for n, (_, values) in enumerate(PENALTIES)
+        ]
+        assert [[frames_of(stream) for stream in own] for own in streams] == penalised
+        assert engine.stats().failed_steps == 0
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_a_request_that_was_preempted_is_penalised_as_before(
+    folder: Path, penalised: list[list[Frames]], place: int, is_on_device: bool
+) -> None:
+    pipeline = TextGenerationPipeline(pipeline_config(folder))
+    if is_on_device:
+        pipeline.runner.sample_on_device()
+    sampling = SamplingParams(temperature=0.0, **PENALTIES[place][1])
+    for number, (prompt, frames) in enumerate(zip(PROMPTS, penalised[place], strict=True)):
+        for known in range(1, len(frames)):
+            made = frames[:known]
+            name = f"{number}.{known}"
+            fed = (*prompt, *made)
+            again = row(fed, PAGES, request_id=name, sampling=sampling, output_ids=made)
+            assert pipeline.execute(batch(again)).token_ids[name] == (frames[known],)
+            pipeline.release(name)
+
+
 @pytest.fixture(scope="module")
 def replaying(folder: Path) -> Iterator[Engine]:
     with running(captured(folder, overlaps=False)) as made:
@@ -207,6 +275,23 @@ def test_a_seed_gives_the_same_frames_in_any_batch(
         assert not isinstance(frame, int)
         assert max(frame[1:]) < LATER
         assert frame[0] != END
+
+
+@pytest.mark.parametrize("penalties", [values for _, values in PENALTIES])
+def test_a_device_draws_the_numbers_of_the_host(
+    engine: Engine, replaying: Engine, penalties: dict[str, Any]
+) -> None:
+    """Where nothing is cut, the same number gives the same code."""
+    values = {"temperature": 1.5, "seed": 7, "max_tokens": 40, "min_tokens": 40} | penalties
+    drawn = [frames_of(ask(one, "drawn", MIXED, **values)) for one in (engine, replaying)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 20
+
+
+def test_a_window_that_a_device_cannot_count_is_refused(replaying: Engine) -> None:
+    values = {"repetition_penalty": 1.1, "max_tokens": 10_000}
+    with pytest.raises(RequestError, match="penalty_window=9000 must be at most 8192 on a GPU"):
+        ask(replaying, "wide", (1,), penalty_window=9000, **values)
 
 
 @pytest.mark.parametrize("kind", ["engine", "replaying"])
@@ -271,7 +356,7 @@ def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> No
         (((1, 2, LATER, 1),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
         (((CODES, 2, 3, 1),), {}, "prompt token 0 is not"),
         ((paired(TEXT_IDS - 1, CODES - 1) + 1,), {}, "prompt token 0 is not"),
-        ((1,), {"repetition_penalty": 1.1}, "does not support penalties"),
+        ((1,), {"allowed_cycle": (((0, 3),),)}, "does not support allowed_cycle"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused(

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from decoder.codecs.qwen3_tts.decoder import codec_spec, read_config
-from llm import CheckpointError, Token
+from llm import CheckpointError, SamplingParams, Token
 from tests.decoder.qwen3_tts_reference import DECODER, write_reference
 from tests.llm import qwen3_tts_checkpoints as checkpoints
 from tests.llm.qwen3_tts_checkpoints import Reference, edit_config
@@ -150,6 +152,7 @@ def test_variants_take_what_they_were_trained_on(
     own = family.traits
     assert tuple(voice.name for voice in family.voices().voices) == voices
     assert family.voices().voices[0].language_codes == ("zh", "en")
+    assert own.sampling == SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05)
     assert (own.takes_instructions, own.takes_codes, own.invents_voices) == traits
 
 
@@ -212,9 +215,11 @@ def test_a_missing_codec_is_an_error(written: Path, tmp_path: Path) -> None:
 
 
 @on_service
+@pytest.mark.parametrize("penalty", [None, 1.8])
 def test_greedy_codes_are_those_of_the_reference(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch, penalty: float | None
 ) -> None:
+    """Repeated first codes are penalised by 1.05 unless the request says otherwise."""
     synthesizer = running.service.synthesizer
     assert synthesizer is not None
     for name, value in {"TEXT_IDS": SIZE, "PAD": PAD, "END": END, "CODEBOOKS": 7}.items():
@@ -225,17 +230,23 @@ def test_greedy_codes_are_those_of_the_reference(
     model.weights["talker.codec_head.weight"][16:] = 0  # as far as it is allowed
     model.weights["talker.codec_head.weight"][END] = 0
 
+    penalise = RepetitionPenaltyLogitsProcessor(1.05 if penalty is None else penalty)
+
+    def adjust(generated: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return penalise(torch.tensor([generated], dtype=torch.long), logits[None].clone())[0]
+
     async def listen() -> tuple[int, ...]:
         codes: tuple[int, ...] = ()
-        sampling = SamplingOverrides(temperature=0.0, max_tokens=7 * 6)
+        sampling = SamplingOverrides(temperature=0.0, max_tokens=7 * 12, repetition_penalty=penalty)
         request = SpeechRequest("hello.", voice=voice, sampling=sampling)
         async for event in synthesizer.stream(request):
             if isinstance(event, AudioChunk):
                 codes = event.carry
         return codes
 
-    found, frames = asyncio.run(listen()), model.frames(prompt, 6)
-    assert len(frames) == 6
+    found, frames = asyncio.run(listen()), model.frames(prompt, 12, adjust)
+    assert len(frames) == 12
+    assert penalty is None or frames != model.frames(prompt, 12)
     assert found == tuple(code for frame in frames for code in frame)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tts.errors import InvalidRequestError
 from tts.server.wire.common import Violations, optional
@@ -40,28 +41,40 @@ def read_turns(
     if not wrong.require(length <= max_characters, FIELD, limit):
         return "", None
     turns = [
-        DialogueTurn(voice_of_turn(index) if turn.HasField("voice") else "", turn.text)
+        DialogueTurn(voice_of_turn(index) if _has_own_voice(turn) else "", turn.text)
         for index, turn in enumerate(proto.turns)
     ]
     document = read_dialogue(turns, optional(proto, "pause"), field=FIELD)
     return document.source, document
 
 
-def read_cast(proto: pb.Dialogue, synthesizer: Synthesizer) -> Mapping[str, Voice]:
-    """Return the voices that the document of `read_turns` names.
+def read_cast(proto: pb.Dialogue, synthesizer: Synthesizer, default: Voice) -> Mapping[str, Voice]:
+    """Return the voices that the document of `read_turns` names; `default` is the request's.
 
-    Raises as `read_voice` does, and InvalidRequestError for more than `MAX_CLIPS` recordings.
+    Raises as `read_voice` and `Synthesizer.check_instructions` do, and InvalidRequestError for more
+    than `MAX_CLIPS` recordings.
     """
     voices: dict[bytes, Voice] = {}
     cast = {}
     for index, turn in enumerate(proto.turns):
+        if not _has_own_voice(turn):
+            continue
+        path, voice = f"{FIELD}.turns[{index}]", default
         if turn.HasField("voice"):
             chosen = turn.voice.SerializeToString()
             if chosen not in voices:
-                path = f"{FIELD}.turns[{index}].voice"
-                voices[chosen] = read_voice(turn.voice, synthesizer, path)
-            cast[voice_of_turn(index)] = voices[chosen]
+                voices[chosen] = read_voice(turn.voice, synthesizer, f"{path}.voice")
+            voice = voices[chosen]
+        if turn.instructions:
+            synthesizer.check_instructions(turn.instructions, f"{path}.instructions")
+            voice = replace(voice, instructions=turn.instructions)
+        cast[voice_of_turn(index)] = voice
     clips = [voice.clip for voice in voices.values() if voice.clip is not None]
     if sum(isinstance(clip.audio, bytes) for clip in clips) > MAX_CLIPS:
         raise InvalidRequestError.of(f"{FIELD}.turns", f"has more than {MAX_CLIPS} recordings")
     return cast
+
+
+def _has_own_voice(turn: pb.DialogueTurn) -> bool:
+    """Return whether a turn has a voice, or speaks in another way than the request."""
+    return turn.HasField("voice") or bool(turn.instructions)
