@@ -42,7 +42,8 @@ def read_groups(kind: str, data: np.ndarray) -> Groups | None:
     """
     blocks = data.view(np.dtype(LAYOUTS[kind]))
     scales = blocks["d"].astype(np.float32)
-    minimums = blocks["m"].astype(np.float32) if "m" in blocks.dtype.names else None
+    has_minimums = "m" in (blocks.dtype.names or ())
+    minimums = blocks["m"].astype(np.float32) if has_minimums else None
     if kind.endswith("_K"):
         q, scales, minimums = _read_long(kind, blocks, scales, minimums)
     else:
