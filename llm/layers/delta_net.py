@@ -152,10 +152,7 @@ class DeltaRule:
             read, written = read[order.rows], written[order.rows]
         before = states.index_select(0, read)
         heads = before.view(len(before), shape.num_key_heads, -1, shape.key_dim, shape.value_dim)
-        if order is None:
-            found = advance(heads, tokens)
-        else:
-            found = self._one_by_one(heads, tokens, order)
+        found = advance(heads, tokens) if order is None else self._one_by_one(heads, tokens, order)
         states.index_copy_(0, written, before)
         return found.reshape(-1, shape.num_value_heads, shape.value_dim)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ForwardBatch, KVCacheInputs
-from llm.config import PipelineConfig, RopeType
+from llm.config import PipelineConfig
 from llm.errors import CheckpointError
 from llm.kv_cache.state_pool import StatePart
 from llm.layers.decoder import AttentionWeights, DecoderLayer, GatedMLP
@@ -56,6 +56,7 @@ class Qwen3NextModel(LlamaModel):
         dense = 3 * shape.hidden_size * read.intermediate_size
         sparse = experts.num_weights(shape.hidden_size) if experts else 0
         columns = delta.conv_size + 2 * delta.value_size + 2 * delta.num_value_heads
+        conv_width(text)
         has_bias = bool(text.get("attention_bias", False))
         return replace(
             read,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from llm.batch import ReturnLogits
@@ -22,13 +24,6 @@ from llm.models.qwen3_next import Qwen3NextModel
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.runner.model_runner import ModelRunner
 from tests.llm.engine.running import running
-from tests.llm.qwen3_next_checkpoints import (
-    ATTENTION,
-    DELTA_NET,
-    EXPERTS,
-    QWEN3_NEXT,
-    write_qwen3_next,
-)
 from tests.llm.llama_checkpoints import (
     PAGES,
     batch,
@@ -42,6 +37,13 @@ from tests.llm.llama_checkpoints import (
 from tests.llm.lora.adapters import merge, write_adapter
 from tests.llm.models import engine_kinds
 from tests.llm.models.engine_kinds import tokens_of
+from tests.llm.qwen3_next_checkpoints import (
+    ATTENTION,
+    DELTA_NET,
+    EXPERTS,
+    QWEN3_NEXT,
+    write_qwen3_next,
+)
 
 NUM_TOKENS = 20
 END = QWEN3_NEXT["eos_token_id"]  # counted, but not delivered
@@ -237,11 +239,12 @@ def test_states_are_part_of_the_memory_plan(folder: Path, caplog: pytest.LogCapt
     pool, plan = runner.gdn_pool, runner.memory_plan
     assert pool is not None
     assert plan is not None
-    # three convolutions that each keep two inputs of 48 numbers
-    assert plan.state_bytes == pool.nbytes == (FIRST_STATE + 6) * 3 * 2 * 48 * 4
+    # three layers: three inputs of 108 channels, and six heads' matrices of 12 x 10
+    each = 3 * (3 * 108 + 6 * 12 * 10) * 4
+    assert plan.state_bytes == pool.nbytes == (FIRST_STATE + 6) * each
     assert runner.token_to_kv_pool is not None
     assert runner.token_to_kv_pool.num_layers == 2
-    assert plan.page_bytes == 2 * 2 * 16 * 2 * 12 * 4
+    assert plan.page_bytes == 2 * 2 * 16 * 2 * 24 * 4
     assert "recurrent states next to the pages, no prefix cache: StatePool(8 states" in caplog.text
     assert "enable_prefix_caching=True becomes False: Qwen3NextForCausalLM needs it" in caplog.text
     runner.shutdown()
@@ -256,7 +259,7 @@ def test_the_prefix_cache_stays_off_by_force(folder: Path, expected: list[list[i
         assert engine.pipeline.kv_manager.prefix_hit_tokens == 0
 
 
-def test_adapters_change_attention_and_convolutions(
+def test_adapters_change_attention_and_delta_nets(
     folder: Path, tmp_path: Path, expected: list[list[int]]
 ) -> None:
     """Requests with and without an adapter in one batch; those with it as if it were merged."""
@@ -273,8 +276,17 @@ def test_adapters_change_attention_and_convolutions(
 
 
 def test_int8_weights_are_read_and_made(folder: Path, tmp_path: Path) -> None:
-    """A checkpoint of int8 weights, and one quantised when it is read, give the same tokens."""
+    """A checkpoint of int8 weights, and one quantised when it is read, give the same tokens.
+
+    The heads' gates stay as they are.
+    """
     stored = quantize_checkpoint(folder, tmp_path / "int8")
+    tensors = load_file(stored / "model.safetensors")
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if name.endswith("in_proj_ba.weight"):
+            tensors[name] = weight
+            del tensors[f"{name}_scale"]
+    save_file(tensors, stored / "model.safetensors")
     found = []
     for config in (pipeline_config(stored), pipeline_config(folder, encoding="int8")):
         with running(create_engine(config)) as engine:
@@ -301,11 +313,14 @@ def test_drafts_and_swapping_are_refused_before_weights_are_read(folder: Path) -
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"layer_types": ["conv"] * 5}, "both must occur"),
-        ({"layer_types": ["conv", "full_attention"]}, "must be 5 of"),
-        ({"layer_types": ["conv", "full_attention", "mamba", "conv", "conv"]}, "mamba"),
-        ({"conv_L_cache": 1}, r"conv_L_cache=1 must be in \[2, 64\]"),
-        ({"intermediate_size": "wide"}, "intermediate_size='wide' must be"),
+        ({"layer_types": [DELTA_NET] * 5}, "both must occur"),
+        ({"layer_types": [DELTA_NET, ATTENTION]}, "must be 5 of"),
+        ({"layer_types": [DELTA_NET, ATTENTION, "mamba", *[ATTENTION] * 2]}, "mamba"),
+        ({"linear_conv_kernel_dim": 1}, r"linear_conv_kernel_dim=1 must be in \[2, 64\]"),
+        ({"linear_num_key_heads": 4}, "linear_num_value_heads=6 must be a multiple of"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "=5 must be at most num_experts=4"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.3}}, "partial_rotary_factor=0.3 of"),
+        ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor=2 of"),
     ],
 )
 def test_bad_configurations_are_errors(folder: Path, keys: dict[str, Any], message: str) -> None:
@@ -314,15 +329,79 @@ def test_bad_configurations_are_errors(folder: Path, keys: dict[str, Any], messa
         Qwen3NextModel.read_config(HuggingFaceConfig(read.path, {**read.keys, **keys}))
 
 
-def test_names_of_the_first_published_checkpoints(folder: Path) -> None:
-    """Before transformers 5: other keys for the same sizes, and the numbers of the layers."""
+def test_keys_of_the_first_published_checkpoints(tmp_path: Path) -> None:
+    """Before transformers 5: no kinds of layers, and rotary parameters at the top."""
+    every_second = [DELTA_NET, ATTENTION] * 2
+    folder = write_qwen3_next(tmp_path / "m", num_hidden_layers=4, layer_types=every_second)
     read = HuggingFaceConfig.read(folder)
-    keys = json.loads(json.dumps(dict(read.keys)))
-    for name in ("layer_types", "intermediate_size", "rope_parameters", "tie_word_embeddings"):
-        del keys[name]
-    old = {"full_attn_idxs": [2, 4], "block_ff_dim": 90, "tie_embedding": True, "rope_theta": 1e6}
-    config = HuggingFaceConfig(read.path, {**keys, **old})
+    keys = {key: read.keys[key] for key in read.keys if key != "layer_types"}
+    del keys["rope_parameters"]
+    old = {"full_attention_interval": 2, "partial_rotary_factor": 0.25, "rope_theta": 10000}
+    config = HuggingFaceConfig(read.path, {**keys, **old, "rope_scaling": None})
     assert Qwen3NextModel.read_config(config) == Qwen3NextModel.read_config(read)
+
+
+def test_the_head_of_second_tokens_is_skipped(folder: Path, tmp_path: Path) -> None:
+    """Published files have it; other surplus tensors are an error."""
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    tensors = load_file(copied / "model.safetensors")
+    for name, is_known in (("mtp.fc.weight", True), ("model.other.weight", False)):
+        tensors[name] = torch.zeros(2, 2)
+        save_file(tensors, copied / "model.safetensors", {"format": "pt"})
+        runner = ModelRunner(pipeline_config(copied))
+        with nullcontext() if is_known else pytest.raises(CheckpointError, match=r"model\.other"):
+            runner.initialize()
+
+
+def test_sizes_without_files_are_those_of_the_weights(folder: Path, sparse: Path) -> None:
+    for each in (folder, sparse):
+        tensors = load_file(each / "model.safetensors")
+        matrices = sum(t.numel() for t in tensors.values() if t.ndim == 2)
+        config = Qwen3NextModel.read_config(HuggingFaceConfig.read(each))
+        assert config.num_matrix_weights == matrices
+
+
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
+def test_experts_in_batches_alone_and_cancelled(sparse: Path, encoding: str) -> None:
+    config = pipeline_config(sparse, max_batch_size=4, max_batch_input_tokens=16, encoding=encoding)
+    with running(create_engine(config)) as engine:
+        alone = [tokens_of(ask(engine, f"alone{n}", p)) for n, p in enumerate(PROMPTS)]
+        if encoding == "float32":
+            model = reference(sparse)
+            assert alone == [greedy(model, prompt) for prompt in PROMPTS]
+        doomed = ask(engine, "doomed", PROMPTS[2], max_tokens=300)
+        streams = [ask(engine, str(n), prompt) for n, prompt in enumerate(PROMPTS)]
+        assert next(doomed).finish_reason is None
+        doomed.cancel()  # type: ignore[attr-defined]
+        assert [tokens_of(stream) for stream in streams] == alone
+        assert engine.drain(60)
+        manager = engine.pipeline.kv_manager
+        manager.check_integrity()
+        assert manager.available_states == 4
+
+
+def test_adapters_of_shared_experts(sparse: Path, tmp_path: Path) -> None:
+    """The experts themselves have none, which is an error."""
+    modules = (*MODULES[:-3], *(f"shared_expert.{name}" for name in MODULES[-3:]))
+    adapter = write_adapter(tmp_path / "adapter", sparse, modules=modules, gain=0.2)
+    model = reference(merge(sparse, adapter, tmp_path / "merged"))
+    lora = {"enable_lora": True, "lora_paths": [f"mine={adapter}"]}
+    with running(create_engine(pipeline_config(sparse, lora=lora))) as engine:
+        streams = [ask(engine, str(n), prompt, "mine") for n, prompt in enumerate(PROMPTS)]
+        assert [tokens_of(stream) for stream in streams] == [greedy(model, p) for p in PROMPTS]
+    wrong = write_adapter(tmp_path / "wrong", sparse, modules=("experts.0.up_proj",))
+    with pytest.raises(CheckpointError, match="cannot be adapted"):
+        create_engine(
+            pipeline_config(sparse, lora={"enable_lora": True, "lora_paths": [f"mine={wrong}"]})
+        )
+
+
+def test_only_dense_models_are_captured(folder: Path, sparse: Path) -> None:
+    """Which experts compute is known on the host alone."""
+    found = [
+        Qwen3NextModel.can_capture_checkpoint(HuggingFaceConfig.read(f)) for f in (folder, sparse)
+    ]
+    assert found == [True, False]
 
 
 def test_requests_driven_by_tensors(folder: Path, expected: list[list[int]]) -> None:
