@@ -19,7 +19,7 @@ from llm.layers.delta_net import DeltaNet, DeltaRows, activate
 
 @dataclass(frozen=True, slots=True)
 class HybridStep:
-    """What the layers of one forward read and write."""
+    """Inputs of the layers of one forward, and what they update."""
 
     rotations: Tensor  # complex64 [T, 1, D/2]
     cache: LayerCache
