@@ -163,16 +163,21 @@ class HybridLoader(LayerLoader):
         places = {ATTENTION: 0, DELTA_NET: 0}
         made: list[HybridLayer] = []
         for index, kind in enumerate(kinds):
-            create = self.attention if kind == ATTENTION else self.delta_net
-            mixer: GatedAttention | DeltaNet = create(index, places[kind], text)
+            mixer: GatedAttention | DeltaNet = (
+                self.attention(index, places[kind])
+                if kind == ATTENTION
+                else self.delta_net(index, places[kind], text)
+            )
             places[kind] += 1
-            is_sparse = experts is not None and index in sparse
+            mlp: GatedMLP | SparseExperts = (
+                self.experts(index, experts) if experts and index in sparse else self.mlp(index)
+            )
             made.append(
                 HybridLayer(
                     self.norm(self.names.attention_norm.format(index)),
                     mixer,
                     self.norm(self.names.mlp_norm.format(index)),
-                    self.experts(index, experts) if is_sparse and experts else self.mlp(index),
+                    mlp,
                 )
             )
         return made
@@ -181,7 +186,7 @@ class HybridLoader(LayerLoader):
         """See `LayerLoader`. In float32: near one a shorter format is coarser than near zero."""
         return (1.0 + self.reader.tensor(f"{name}.weight", size).float()).to(self.factory.device)
 
-    def attention(self, index: int, place: int, text: HuggingFaceConfig) -> GatedAttention:
+    def attention(self, index: int, place: int) -> GatedAttention:
         """Return the attention of a layer; `place`: number among the layers with attention."""
         names, shape, heads = self.names, self.config.shape, self.heads
         size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -6,7 +6,6 @@ import itertools
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -345,12 +344,13 @@ def test_the_head_of_second_tokens_is_skipped(folder: Path, tmp_path: Path) -> N
     """Published files have it; other surplus tensors are an error."""
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
     tensors = load_file(copied / "model.safetensors")
-    for name, is_known in (("mtp.fc.weight", True), ("model.other.weight", False)):
-        tensors[name] = torch.zeros(2, 2)
-        save_file(tensors, copied / "model.safetensors", {"format": "pt"})
-        runner = ModelRunner(pipeline_config(copied))
-        with nullcontext() if is_known else pytest.raises(CheckpointError, match=r"model\.other"):
-            runner.initialize()
+    tensors["mtp.fc.weight"] = torch.zeros(2, 2)
+    save_file(tensors, copied / "model.safetensors", {"format": "pt"})
+    ModelRunner(pipeline_config(copied)).initialize()
+    tensors["model.other.weight"] = torch.zeros(2, 2)
+    save_file(tensors, copied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.other"):
+        ModelRunner(pipeline_config(copied)).initialize()
 
 
 def test_sizes_without_files_are_those_of_the_weights(folder: Path, sparse: Path) -> None:
