@@ -95,15 +95,21 @@ _architectures |= {
 }
 
 
-_architectures["Lfm2ForCausalLM"] = Architecture(
-    "Lfm2ForCausalLM",
-    "llm.models.lfm2:Lfm2Model",
-    supports_lora=True,
-    supports_empty_batches=True,
-    # A state is that of one position: it cannot be shared, nor go back to a rejected draft's.
-    supports_drafts=False,
-    required_arguments=(("model.kv_cache.enable_prefix_caching", False),),
-)
+_architectures |= {
+    name: Architecture(
+        name,
+        model,
+        supports_lora=True,
+        supports_empty_batches=True,
+        # A state is that of one position: it cannot be shared, nor go back to a rejected draft's.
+        supports_drafts=False,
+        required_arguments=(("model.kv_cache.enable_prefix_caching", False),),
+    )
+    for name, model in (
+        ("Lfm2ForCausalLM", "llm.models.lfm2:Lfm2Model"),
+        ("Qwen3NextForCausalLM", "llm.models.qwen3_next:Qwen3NextModel"),
+    )
+}
 
 
 FALLBACK = Architecture(

@@ -253,10 +253,15 @@ def rotate_(x: Tensor, rotations: Tensor) -> None:
         x.copy_(wide)
 
 
-def interleaved_rows(num_heads: int, head_dim: int) -> Tensor:
-    """Return the order of weight rows [H × D] in which the halves of each head alternate."""
-    rows = torch.arange(num_heads * head_dim).view(num_heads, 2, head_dim // 2)
-    return rows.transpose(1, 2).reshape(-1)
+def interleaved_rows(num_heads: int, head_dim: int, rotated_dim: int | None = None) -> Tensor:
+    """Return the order of weight rows [H × D] in which the halves of each head alternate.
+
+    With `rotated_dim` the halves are those of a head's first dimensions; the others follow.
+    """
+    size = head_dim if rotated_dim is None else rotated_dim
+    rows = torch.arange(num_heads * head_dim).view(num_heads, head_dim)
+    halves = rows[:, :size].view(num_heads, 2, size // 2).transpose(1, 2).flatten(1)
+    return torch.cat([halves, rows[:, size:]], dim=1).reshape(-1)
 
 
 def row_blocks(x: Tensor, row_size: int) -> tuple[Tensor, ...]:

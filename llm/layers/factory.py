@@ -65,6 +65,12 @@ class LinearFactory:
         other._lora = None
         return other
 
+    def exact(self) -> LinearFactory:
+        """Return the factory of small layers that are never int8 or float8: gates and routers."""
+        other = copy(self)
+        other.int8 = other.float8 = False
+        return other
+
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""
         layer = self._product(weight)

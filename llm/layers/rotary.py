@@ -12,27 +12,34 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """Frequencies theta^(−2i/D), with an optional scaling."""
+    """Frequencies theta^(−2i/D), with an optional scaling.
+
+    With `rotated_dim` only the first dimensions of a head are rotated, as a head of that size.
+    """
 
     head_dim: int
     theta: float = 10000.0
     scaling: RotaryScaling | None = None
+    rotated_dim: int | None = None
 
     def rotations(self, num_positions: int) -> Tensor:
         """Return complex64 [num_positions, D/2]: the factor of each pair of a head."""
+        size = self.head_dim if self.rotated_dim is None else self.rotated_dim
         if self.scaling is None:
-            frequencies, magnitude = plain_frequencies(self.head_dim, self.theta), 1.0
+            frequencies, magnitude = plain_frequencies(size, self.theta), 1.0
         else:
             scaling = self.scaling
-            frequencies = scaling.frequencies(self.head_dim, self.theta, num_positions)
+            frequencies = scaling.frequencies(size, self.theta, num_positions)
             magnitude = scaling.magnitude
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-        return torch.polar(torch.full_like(angles, magnitude), angles)
+        rotated = torch.polar(torch.full_like(angles, magnitude), angles)
+        return F.pad(rotated, (0, (self.head_dim - size) // 2), value=1.0)  # others stay
 
 
 def plain_frequencies(head_dim: int, theta: float | Tensor) -> Tensor:

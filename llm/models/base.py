@@ -130,6 +130,14 @@ class PipelineModel(ABC, Generic[ContextT]):
         return cls.shape(huggingface_config).num_layers
 
     @classmethod
+    def can_capture_checkpoint(cls, huggingface_config: HuggingFaceConfig) -> bool:
+        """Return whether forwards of a checkpoint can be captured, for a class that `can_capture`.
+
+        Needs no weights.
+        """
+        return True
+
+    @classmethod
     def recurrent_state(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> tuple[StatePart, ...]:

@@ -269,8 +269,11 @@ class LayerLoader:
 
     def norm(self, name: str) -> RMSNorm:
         """Return the norm of this name."""
-        weight = self.reader.tensor(f"{name}.weight", self.config.shape.hidden_size)
-        return RMSNorm(self.factory.vector(weight), self.config.norm_epsilon)
+        return RMSNorm(self.gain(name, self.config.shape.hidden_size), self.config.norm_epsilon)
+
+    def gain(self, name: str, size: int) -> Tensor:
+        """Return the weight [size] of the norm of this name, on the device."""
+        return self.factory.vector(self.reader.tensor(f"{name}.weight", size))
 
     def _layer(self, index: int, place: int) -> DecoderLayer:
         """`index`: number in the checkpoint; `place`: number among the layers with attention."""
@@ -285,11 +288,16 @@ class LayerLoader:
     def _shard(self) -> Shard:
         return Shard(self.group.rank, self.group.size)
 
-    def _attention(self, index: int, place: int) -> SelfAttention:
-        names, shape, shard = self.names, self.config.shape, self._shard
-        heads = AttentionShape(
+    @property
+    def heads(self) -> AttentionShape:
+        """Return this rank's heads."""
+        shape, shard = self.config.shape, self._shard
+        return AttentionShape(
             shard.num_heads(shape.num_heads), shard.num_heads(shape.num_kv_heads), shape.head_dim
         )
+
+    def _attention(self, index: int, place: int) -> SelfAttention:
+        names, shape, heads = self.names, self.config.shape, self.heads
         query = self._projection(names.query.format(index), shape.num_heads)
         key = self._projection(names.key.format(index), shape.num_kv_heads)
         value = self._projection(names.value.format(index), shape.num_kv_heads)
@@ -328,22 +336,20 @@ class LayerLoader:
         head_dim = self.config.shape.head_dim
         if self.rope_type is RopeType.NORMAL:
             return torch.arange(num_heads * head_dim)
-        return interleaved_rows(num_heads, head_dim)
+        return interleaved_rows(num_heads, head_dim, self.config.rotary.rotated_dim)
 
     def _head_norm(self, index: int, heads: AttentionShape) -> HeadNorm:
         """Return the norm of queries and keys, with weights in the order of the rotated pairs."""
         shape, names = self.config.shape, self.names
-        order = self._paired_rows(1)
+        order = self._paired_rows(1).to(self.factory.device)
         by_head = [
-            self.reader.tensor(f"{name.format(index)}.weight", shape.head_dim)[order].expand(
-                count, -1
-            )
+            self.gain(name.format(index), shape.head_dim)[order].expand(count, -1)
             for name, count in (
                 (names.query_norm, heads.num_heads),
                 (names.key_norm, heads.num_kv_heads),
             )
         ]
-        return HeadNorm(self.factory.vector(torch.cat(by_head)), self.config.norm_epsilon)
+        return HeadNorm(torch.cat(by_head), self.config.norm_epsilon)
 
     def mlp(self, index: int) -> GatedMLP:
         """Return the MLP of a layer."""

@@ -29,6 +29,8 @@ class LlamaConfig:
     # numbers of the layers with attention among `shape.num_layers`; (): all
     attention_layers: tuple[int, ...] = ()
     num_mixer_weights: int = 0  # in the matrices that another layer has in place of attention
+    num_mlp_weights: int | None = None  # in the matrices of all MLPs; None: all are dense
+    has_output_gate: bool = False  # each head of queries has a gate of its size
 
     @classmethod
     def read(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -54,11 +56,14 @@ class LlamaConfig:
         head.
         """
         shape = self.shape
-        heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        num_query_heads = (3 if self.has_output_gate else 2) * shape.num_heads
+        heads = (num_query_heads + 2 * shape.num_kv_heads) * shape.head_dim
         num_attention = len(self.attention_layers) or shape.num_layers
         mixers = (shape.num_layers - num_attention) * self.num_mixer_weights
         attention = num_attention * shape.hidden_size * heads
-        mlps = shape.num_layers * shape.hidden_size * 3 * self.intermediate_size
+        mlps = self.num_mlp_weights
+        if mlps is None:
+            mlps = shape.num_layers * shape.hidden_size * 3 * self.intermediate_size
         tables = 1 if self.is_head_tied else 2
         return attention + mixers + mlps + tables * shape.vocab_size * shape.hidden_size
 

@@ -313,6 +313,10 @@ class WeightReader:
         """Mark names with these endings as not needed."""
         self._unread = {name for name in self._unread if not name.endswith(suffixes)}
 
+    def skip_under(self, prefix: str) -> None:
+        """Mark names with this prefix as not needed."""
+        self._unread = {name for name in self._unread if not name.startswith(prefix)}
+
     def finish(self) -> None:
         """Raise `CheckpointError` naming tensors that were not read."""
         if self._unread:

@@ -46,6 +46,7 @@ from tests.llm.llama_checkpoints import (
 from tests.llm.models.test_embeddings import write_bare, write_modules
 from tests.llm.parallel.rank_threads import on_ranks
 from tests.llm.pipeline.test_overlap import EMPTY, next_row, prompt_row
+from tests.llm.qwen3_next_checkpoints import write_qwen3_next
 from tests.llm.runner.host_graphs import use_gathered, use_graphs
 from tests.llm.runner.late_stream import LateStream
 from tests.llm.runner.test_cuda_graphs import Decoding
@@ -269,7 +270,10 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         create_pipeline(config)
 
 
-@pytest.mark.parametrize(("write", "name"), [(write_csm, "CsmModel"), (write_lfm2, "Lfm2Model")])
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_csm, "CsmModel"), (write_lfm2, "Lfm2Model"), (write_qwen3_next, "Qwen3NextModel")],
+)
 def test_models_that_run_on_one_device(
     write: Callable[[Path], Path], name: str, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from tests.llm.gguf_files import quantised
 from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 from tests.llm.lora.test_lora import run
+from tests.llm.qwen3_next_checkpoints import write_qwen3_next
 
 SHIPPED = LlamaShape(hidden=512, layers=2, heads=8, kv_heads=4, intermediate=1536)
 
@@ -133,13 +134,27 @@ def small(
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
 
 
-@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16", "float8_e4m3fn"])
+HYBRIDS: dict[str, Callable[[Path], Path]] = {
+    "short convolutions": write_lfm2,
+    "delta nets": write_qwen3_next,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(("short convolutions", e) for e in ("int8", "float32", "bfloat16", "float8_e4m3fn")),
+        ("delta nets", "float32"),
+    ],
+    ids="-".join,
+)
 def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
     """Return a pipeline with recurrent states next to the pages."""
-    folder = write_lfm2(tmp_path_factory.mktemp("hybrid"))
-    return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
+    kind, encoding = request.param
+    folder = HYBRIDS[kind](tmp_path_factory.mktemp("hybrid"))
+    return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=encoding))
 
 
 def speech(index: int, length: int = 40) -> Stream:
