@@ -80,8 +80,8 @@ class Groups:
         return parts if self.minimums is None else [*parts, self.minimums]
 
     def rows(self, index: Tensor | slice) -> Groups:
-        """Return these output rows, in that order."""
-        return Groups(*_dense([part[index] for part in self._parts]))
+        """Return these output rows, in that order, in memory of their own."""
+        return Groups(*_dense([part[index].clone() for part in self._parts]))
 
     def columns(self, start: int, stop: int) -> Groups | None:
         """Return these inputs; None if they do not begin and end between groups."""

@@ -50,6 +50,7 @@ class PipelineModel(ABC, Generic[ContextT]):
 
     uses_kv_pool: ClassVar[bool] = True  # otherwise it keeps keys and values itself, if any
     can_capture: ClassVar[bool] = False  # whether `write_logits` is implemented
+    unread: ClassVar[tuple[str, ...]] = ()  # beginnings of names of tensors that are not loaded
     can_shard: ClassVar[bool] = False  # whether `session.group` may have several ranks
     vocab_size: int
 
@@ -174,6 +175,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         is_packed = encoding.packed and not expands(pipeline_config)
         packed = weights.packed_bytes() if is_packed else {}
         for name, info in weights.info().items():
+            if name.startswith(cls.unread):
+                continue
             if name in packed:
                 total += packed[name]
                 continue

@@ -41,6 +41,7 @@ class Qwen3NextModel(LlamaModel):
     """
 
     can_shard: ClassVar[bool] = False
+    unread: ClassVar[tuple[str, ...]] = ("mtp.",)  # the head that predicts a second token
     names: ClassVar[WeightNames] = WeightNames()
 
     @classmethod
@@ -144,7 +145,8 @@ class Qwen3NextModel(LlamaModel):
         text, loader = self.huggingface_config.text_config, self._loader(reader)
         self._conv_width = conv_width(text)
         self._hybrid_layers = loader.hybrid_layers(text)
-        reader.skip_under("mtp.")  # the head that predicts a second token
+        for prefix in self.unread:
+            reader.skip_under(prefix)
 
 
 class HybridLoader(LayerLoader):

@@ -107,7 +107,12 @@ class FrameSampler(FrameRules[FramePlan]):
         """Return the penalties of first codes."""
         if not any(has_penalties(row.sampling) for row in rows):
             return None
-        own = [row._replace(output_ids=first_codes(row.output_ids)) for row in rows]
+        own = [
+            row._replace(output_ids=first_codes(row.output_ids))
+            if has_penalties(row.sampling)
+            else row
+            for row in rows
+        ]
         return self._sampler.penalties(own, sampled and [first_codes(some) for some in sampled])
 
     def sample(self, logits: Tensor, plan: FramePlan, states: Tensor | None = None) -> Tensor:

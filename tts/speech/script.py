@@ -206,7 +206,7 @@ class ScriptWriter:
         if given.clip is not None and given.prompt is None:
             voice = await self._cloner.ready(given)
             self._cast |= {
-                known: replace(voice, instructions=other.instructions)
+                known: replace(other, prompt=voice.prompt, clip=None)
                 for known, other in self._cast.items()
                 if other.clip is given.clip
             }

@@ -554,7 +554,9 @@ def multiply(
     several threads at once, one of them computes with the team and the others alone.
     """
     kernel = _kernel(form_of(weights, scales, minimums))
-    is_small = weights.numel() * weights.element_size() < ALONE_BYTES
+    in_groups = scales is not None and scales.dim() == 2  # more work than bytes, in every row
+    num_bytes = weights.numel() * weights.element_size() * (len(inputs) if in_groups else 1)
+    is_small = num_bytes < ALONE_BYTES
     team = None if is_small else teams.find()
     if team is None or not team.lock.acquire(blocking=False):
         return kernel.multiply(inputs, weights, scales, minimums, None)

@@ -347,6 +347,8 @@ def test_the_head_of_second_tokens_is_skipped(folder: Path, tmp_path: Path) -> N
     tensors["mtp.fc.weight"] = torch.zeros(2, 2)
     save_file(tensors, copied / "model.safetensors", {"format": "pt"})
     ModelRunner(pipeline_config(copied)).initialize()
+    sizes = [Qwen3NextModel.estimate_weights_size(pipeline_config(at)) for at in (folder, copied)]
+    assert sizes[0] == sizes[1]
     tensors["model.other.weight"] = torch.zeros(2, 2)
     save_file(tensors, copied / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.other"):
