@@ -88,7 +88,7 @@ NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace", "vllm_peer"}
 NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
 NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
 NOT_COMMANDS |= {"hard_texts"}
-NOT_COMMANDS |= {"soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
+NOT_COMMANDS |= {"packed_shapes", "soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 
 def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
