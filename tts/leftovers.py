@@ -15,10 +15,12 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+RETRY_S = 0.01
 PREFIX, LOCK = "sonant-", "-lock"
 FOLDER, SOCKETS = b"folder\n", b"sockets\n"  # contents of a lock file
 
@@ -29,14 +31,25 @@ def lock(path: Path, owns: bytes) -> int:
     Raises OSError on failure: EWOULDBLOCK while another process holds the lock.
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
+    while True:
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(descriptor, owns, 0)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if _is_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # its former owner removed the file before it was locked here
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is the one at a path."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.pwrite(descriptor, owns, 0)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -65,10 +78,28 @@ def sweep() -> None:
                 _reclaim(path)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a `temporary_folder` of another process, if that process is dead."""
+def remove_folder(folder: Path, wait_s: float = 0.0) -> None:
+    """Remove a `temporary_folder` of another process, if that process is dead or dies within this
+    time.
+    """
+    when_released(lambda: _reclaim(_lock_of(folder)), wait_s)
+
+
+def when_released(remove: Callable[[], None], wait_s: float) -> None:
+    """Call a function that needs a lock; repeat it while another process holds the lock, for at
+    most this time. Other errors of the operating system end it, too.
+
+    A killed process closes its pipes before it releases its locks.
+    """
+    deadline_s = time.monotonic() + wait_s
     with suppress(OSError):
-        _reclaim(_lock_of(folder))
+        while True:
+            try:
+                return remove()
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    return None
+                time.sleep(RETRY_S)
 
 
 def _lock_of(folder: Path) -> Path:

@@ -24,7 +24,7 @@ from glob import escape
 from pathlib import Path
 
 from llm import ConfigError
-from tts.leftovers import LOCK, SOCKETS, lock
+from tts.leftovers import LOCK, SOCKETS, lock, when_released
 
 LAST_PORT = 65535
 OWNER_ONLY = 0o077
@@ -145,12 +145,12 @@ def _host_and_port(base: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def remove_leftovers(base: str) -> None:
-    """Remove the socket files of a killed server, unless another server uses its base."""
+def remove_leftovers(base: str, wait_s: float = 0.0) -> None:
+    """Remove the socket files of a killed server, unless another server uses its base for longer
+    than this time.
+    """
     if base.startswith("ipc://"):
-        with suppress(OSError):
-            descriptor = lock(_lock_path(base), SOCKETS)
-            _unlock(base, descriptor)
+        when_released(lambda: _unlock(base, lock(_lock_path(base), SOCKETS)), wait_s)
 
 
 def remove_stale_replicas(base: str) -> None:

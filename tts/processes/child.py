@@ -18,7 +18,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ logger = logging.getLogger("tts.process")
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 BEAT_S = 1.0
-EXIT_S = 5.0  # longest time that the kernel takes to end a killed process
+EXIT_S = 5.0  # longest time that the kernel takes to release the locks of a killed process
 ORPHANED = 70  # exit status of a child whose supervisor has exited
 UNLOADED = 71  # exit status of an engine that was idle; it is started when it is wanted
 DRAINED = 72  # exit status of a replica that was drained by a signal; it is started at once
@@ -173,24 +172,15 @@ async def _watched(
     work: Callable[[Launch, Reporter], Awaitable[int]], launch: Launch, report: Reporter
 ) -> int:
     """Run the work; stop it when the supervisor exits."""
-    supervisor = os.getppid()
 
     def orphaned() -> None:
         logger.error("the supervisor has exited: %s ends", launch.name)
-        _wait_for_exit(supervisor)
-        remove_leftovers(launch.config.model.zmq_endpoint_base)
+        remove_leftovers(launch.config.model.zmq_endpoint_base, EXIT_S)
         if launch.admission is not None:  # which the supervisor had bound
-            remove_leftovers(launch.admission.base)
+            remove_leftovers(launch.admission.base, EXIT_S)
         if launch.voice_folder is not None:
-            remove_folder(launch.voice_folder)
+            remove_folder(launch.voice_folder, EXIT_S)
         end_process(ORPHANED)
 
     asyncio.get_running_loop().add_reader(STDIN, orphaned)
     return await work(launch, report)
-
-
-def _wait_for_exit(parent: int) -> None:
-    """Wait until the parent has exited, which closes its pipes before it releases its locks."""
-    deadline_s = time.monotonic() + EXIT_S
-    while os.getppid() == parent and time.monotonic() < deadline_s:
-        time.sleep(0.001)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from llm import ConfigError
+from tests.deadlines import HANG_S
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tts.ipc.endpoints import (
     Endpoints,
@@ -17,6 +20,7 @@ from tts.ipc.endpoints import (
     replica_base,
     reserved,
 )
+from tts.leftovers import SOCKETS, lock
 
 
 def test_ipc_and_inproc_have_suffixes() -> None:
@@ -91,6 +95,45 @@ def test_leftovers_are_removed_but_not_from_under_another_server(tmp_path: Path)
     for path in Endpoints.of(base).paths:
         path.touch()
     remove_leftovers(base)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_that_of_the_file_which_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former owner may remove the file after it was opened, and before it is locked."""
+    path, flock, calls = tmp_path / "x-lock", fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not calls:
+            path.unlink()
+        calls.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    held = lock(path, SOCKETS)
+    monkeypatch.undo()
+    assert len(calls) == 2
+    with pytest.raises(BlockingIOError):
+        lock(path, SOCKETS)
+    os.close(held)
+
+
+def test_leftovers_are_removed_as_soon_as_the_lock_is_released(tmp_path: Path) -> None:
+    """A killed server's pipes are closed, and its children notice it, before its lock is free."""
+    base = f"ipc://{tmp_path / 'x'}"
+    descriptor = os.open(tmp_path / "x-lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    for path in Endpoints.of(base).paths:
+        path.touch()
+    children = [Thread(target=remove_leftovers, args=(base, HANG_S)) for _ in range(3)]
+    for child in children:
+        child.start()
+    time.sleep(0.2)
+    assert len(list(tmp_path.iterdir())) == 5
+    os.close(descriptor)
+    for child in children:
+        child.join()
     assert list(tmp_path.iterdir()) == []
 
 
