@@ -10,6 +10,9 @@
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
 by `llm.kernels.float8`, whose result is the input of the product.
 
+With several ranks the products that are added to x are sums over ranks: few rows are summed in the
+product's kernel or in one after it (`llm.kernels.peer_sums`), where GPUs share memory.
+
 A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
 """
 
@@ -25,7 +28,8 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.products import gated_product, product
+from llm.kernels.peer_sums import add_sums
+from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
@@ -154,12 +158,20 @@ class GatedProduct:
 
 
 class AddedProduct:
-    """Computes x += linear(y)."""
+    """Computes x += linear(y), the sum over ranks of their linear(y)."""
 
-    def __init__(self, linear: Linear, group: Group, kernels: KernelSet) -> None:
-        # With several ranks the sum of their products is only known after the all-reduce.
-        self._plain = matrix_of(linear) if group.size == 1 else None
-        self.matrix = kernel_matrix(linear, "product", kernels) if group.size == 1 else None
+    def __init__(
+        self, linear: Linear, group: Group, kernels: KernelSet, *, mailbox: int = 0
+    ) -> None:
+        """`mailbox`: the number of the one that its sums use, another one than the sums before."""
+        self._mailbox = group.mailbox(mailbox)
+        self._sums = group.size > 1
+        self._plain = None if self._sums else matrix_of(linear)
+        self.matrix: Matrix | None = None
+        if not self._sums or self._mailbox is not None:
+            self.matrix = kernel_matrix(linear, "product", kernels)
+        if self._sums and self.matrix is not None and self.matrix.bias is not None:
+            self.matrix = None  # each rank would add it
         self._linear: Any = linear
         self._is_float8 = takes_float8(linear)
         self._group = group
@@ -170,7 +182,17 @@ class AddedProduct:
         plain, matrix = self._plain, self.matrix
         blocks = None if matrix is None else matrix.blocks(len(x))
         if isinstance(y, Float8Rows):
-            x.add_(self._group.all_reduce(self._linear(y)))
+            self._add(x, self._linear(y))
+        elif matrix is not None and blocks is not None and self._mailbox is not None:
+            add_summed_product(
+                x,
+                y,
+                matrix.weight,
+                blocks,
+                self._mailbox,
+                scales=matrix.scales,
+                level=self._level,
+            )
         elif matrix is not None and blocks is not None:
             product(
                 y,
@@ -187,7 +209,14 @@ class AddedProduct:
         elif self._is_float8:
             self(x, quantize(y, level=self._level))
         else:
-            x.add_(self._group.all_reduce(self._linear(y)))
+            self._add(x, self._linear(y))
+
+    def _add(self, x: Tensor, partial: Tensor) -> None:
+        """Add to x the sum of all ranks' products [T, N]."""
+        if self._mailbox is not None and x.numel() <= self._mailbox.capacity:
+            add_sums(x, partial, self._mailbox, level=self._level)
+        else:
+            x.add_(self._group.all_reduce(partial))
 
 
 class FusedLayer:
@@ -202,7 +231,7 @@ class FusedLayer:
         self._gate_up = GatedProduct(
             reference.mlp_norm, mlp.gate_up, kernels, quantizes=takes_float8(mlp.down)
         )
-        self._down = AddedProduct(mlp.down, mlp.group, kernels)
+        self._down = AddedProduct(mlp.down, mlp.group, kernels, mailbox=1)
         # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
         self._level = kernels.launch_level

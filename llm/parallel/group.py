@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from llm.parallel.peer_memory import Mailbox
+
 
 class Group(ABC):
     """Rank, size, the two collectives of tensor-parallel layers, and a number of the host.
@@ -27,6 +29,10 @@ class Group(ABC):
     @abstractmethod
     def minimum(self, number: int) -> int:
         """Return the smallest of the ranks' numbers on every rank; the host waits."""
+
+    def mailbox(self, number: int) -> Mailbox | None:
+        """Return one of two mailboxes for sums within kernels; None where there are none."""
+        return None
 
     def signal_buffers(self) -> list[Tensor]:
         """Return scratch of the collectives, one tensor per device; created at the first call."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm.errors import ConfigError
 from llm.parallel.group import Group
-from llm.parallel.peer_memory import PeerMemory
+from llm.parallel.peer_memory import Mailbox, PeerMemory
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,10 @@ class ProcessGroup(Group):
     def shares_memory(self) -> bool:
         """Whether small sums of GPUs use peer memory."""
         return self._peers is not None
+
+    def mailbox(self, number: int) -> Mailbox | None:
+        """See `Group`."""
+        return None if self._peers is None else self._peers.mailbox(number)
 
     def _peer_memory(self, name: str, store: Any) -> PeerMemory | None:
         """Share memory between all ranks; None where one of them cannot."""

@@ -1,4 +1,6 @@
-"""Sums of two GPUs, over peer memory and by NCCL, eagerly and from a CUDA graph."""
+"""Sums of two GPUs, over peer memory and by NCCL, and within kernels, eagerly and from a CUDA
+graph.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from llm.kernels.blocks import Blocks
+from llm.kernels.peer_sums import add_sums
+from llm.kernels.products import add_summed_product
 from llm.parallel.process_group import ProcessGroup
 
 pytestmark = [
@@ -39,6 +44,10 @@ def sums(rank: int, meeting: Path) -> None:
             found = group.all_reduce(numbers(rank, shape, dtype).to(device))
             assert torch.equal(found.cpu(), expected), (dtype, shape)
     _replay(rank, group, device)
+    if group.shares_memory:
+        for dtype in (torch.float32, torch.bfloat16):
+            for level in (0, 1, 2):
+                _add_within_kernels(rank, group, device, dtype, level)
     group.minimum(0)  # no rank ends before the others
     group.close()
 
@@ -54,6 +63,55 @@ def _replay(rank: int, group: ProcessGroup, device: torch.device) -> None:
         graph.replay()
         assert total.unique().tolist() == [4 * (value + 1) + 1]
     del graph, total
+
+
+def _add_within_kernels(
+    rank: int, group: ProcessGroup, device: torch.device, dtype: torch.dtype, level: int
+) -> None:
+    """Add sums to x by both kernels in turn, from graphs whose shapes alternate."""
+    first, second = group.mailbox(0), group.mailbox(1)
+    assert first is not None
+    assert second is not None
+    graphs = []
+    for num_rows, size in ((1, 3072), (2, 40), (64, 4096), (1, 7)):
+        x = torch.zeros(num_rows, size, dtype=dtype, device=device)
+        partial = numbers(rank, (num_rows, size), dtype).to(device)
+        y = numbers(2 + rank, (num_rows, 64), dtype).to(device)
+        weight = (numbers(4 + rank, (size, 64), torch.float32) % 3).to(device, dtype)
+
+        def work(
+            x: torch.Tensor = x, parts: tuple[torch.Tensor, ...] = (partial, y, weight)
+        ) -> None:
+            partial, y, weight = parts
+            add_sums(x, partial, first, level=level)
+            if len(x) <= 2:
+                blocks = Blocks(4, 64, 4)
+                add_summed_product(x, y, weight, blocks, second, level=level)
+            else:
+                add_sums(x, torch.ones_like(x), second, level=level)
+
+        work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        parts = [numbers(r, (num_rows, size), dtype).float() for r in range(2)]
+        expected = parts[0] + parts[1]
+        if num_rows <= 2:
+            for r in range(2):
+                wide = numbers(4 + r, (size, 64), torch.float32) % 3
+                expected += numbers(2 + r, (num_rows, 64), dtype).float() @ wide.t()
+        else:
+            expected += 2
+        graphs.append((graph, x, expected))
+    for _ in range(50):
+        for graph, x, _ in graphs:
+            x.zero_()
+            graph.replay()
+    for _, x, expected in graphs:
+        # Whole numbers: float32 is exact, bfloat16 rounds the first sum and the second.
+        rtol = 0.0 if dtype is torch.float32 else 2**-7
+        torch.testing.assert_close(x.cpu().float(), expected, rtol=rtol, atol=64 * rtol)
+    del graphs, graph
 
 
 def test_sums_are_exact(tmp_path: Path) -> None:
