@@ -1,12 +1,14 @@
-"""Sums over the ranks of several GPUs, in the kernel that computes the numbers.
+"""Sums over the ranks of several GPUs, in kernels that read and write the other ranks' memory.
 
-    rank 0   number ─ (number, count) ─▶ inbox of rank 1     wait for rank 1's ─ add ─ x
-    rank 1   number ─ (number, count) ─▶ inbox of rank 0     wait for rank 0's ─ add ─ x
+    few rows    number ─ (number, count) ─▶ inbox of the others     wait for theirs ─ add ─ x
+    more rows   parcel ─ (0, count) ──────▶ inbox of the others     wait for theirs ─ read their
+                                                                    parcels ─ add ─ x
 
-A number is written to the other ranks' memory as it is computed, in one word of eight bytes with
-the count of the sums at its place. The word is there when its count is: no rank waits for all
-numbers of another one, and nothing is cleared. The ranks' numbers are added in the order of ranks,
-in float32, so that all ranks get the same bits.
+A word of eight bytes has a count of the sums at its place, by which the reader knows that it is
+there: nothing is cleared, and no rank waits for all of another one's kernel. Of few rows each
+number is sent by the program that computes it. More rows are computed by BLAS into a parcel, from
+which each block of numbers is read. Ranks' numbers are added in the order of ranks, in float32, so
+that all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.kernels.elementwise import level_for
 from llm.parallel.peer_memory import Mailbox
 
-BLOCK = 512
+BLOCK = 1024  # numbers of one program: 16 bytes for each thread in bfloat16
 
 
 @triton.jit
@@ -32,7 +34,7 @@ def _receive(words: tl.tensor, count: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _add_sums(
+def _add_numbers(
     numbers: tl.tensor,
     places: tl.tensor,
     mask: tl.tensor,
@@ -40,7 +42,9 @@ def _add_sums(
     RANK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ) -> None:
-    """Add to x the sums over ranks. `values`: x, counts, and the address of each rank's inbox."""
+    """Send numbers, and add to x the sums over ranks. `values`: x, counts, and the address of each
+    rank's inbox.
+    """
     count = tl.load(values[1] + places, mask=mask, other=0) + 1
     word = (count.to(tl.int64) << 32) | (
         numbers.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -79,12 +83,11 @@ def put_summed(
     """
     columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     mask = (columns < num_out) & (t < num_rows)
-    _add_sums(products[0], t * num_out + columns, mask, values, OPTIONS[0], OPTIONS[1])
+    _add_numbers(products[0], t * num_out + columns, mask, values, OPTIONS[0], OPTIONS[1])
 
 
 @triton.jit
-def _add_sums_kernel(
-    numbers: tl.tensor,
+def _add_parcels_kernel(
     values: tl.tuple,
     size: tl.tensor,
     RANK: tl.constexpr,
@@ -92,23 +95,44 @@ def _add_sums_kernel(
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
+    """Add to x the parcels. `values`: x, counts, and of each rank the address of its inbox, then
+    of each rank the parcel.
+    """
     if LEVEL == 2:
         gdc_launch_dependents()
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    RANKS: tl.constexpr = (len(values) - 2) // 2
+    block = tl.program_id(0)
+    places = block * BLOCK + tl.arange(0, BLOCK)
     mask = places < size
     if LEVEL > 0:
         gdc_wait()
-    partial = tl.load(numbers + places, mask=mask, other=0.0).to(tl.float32)
+    count = tl.load(values[1] + block) + 1
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            inbox = values[2 + rank].to(tl.pointer_type(tl.int64)) + RANK * CAPACITY
+            tl.atomic_xchg(inbox + block, count.to(tl.int64) << 32, sem="release", scope="sys")
+    x = tl.load(values[0] + places, mask=mask, other=0.0).to(tl.float32)
+    inbox = values[2 + RANK].to(tl.pointer_type(tl.int64)) + block
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            words = inbox + rank * CAPACITY
+            while (tl.atomic_add(words, 0, sem="acquire", scope="sys") >> 32).to(tl.int32) != count:
+                pass
     if LEVEL == 1:
         gdc_launch_dependents()
-    _add_sums(partial, places, mask, values, RANK, CAPACITY)
+    total = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(RANKS):
+        parcel = tl.multiple_of(values[2 + RANKS + rank].to(values[0].dtype), 16)
+        total += tl.load(parcel + places, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    tl.debug_barrier()  # all threads have read the count
+    tl.store(values[1] + block, count)
+    tl.store(values[0] + places, x + total, mask=mask)
 
 
-def add_sums(x: Tensor, partial: Tensor, mailbox: Mailbox, *, level: int = 0) -> None:
-    """Add to x [T, N] the sum of all ranks' `partial` [T, N], which the mailbox has room for."""
-    _add_sums_kernel[(triton.cdiv(x.numel(), BLOCK),)](
-        partial,
-        (x, mailbox.counts, *mailbox.inboxes),
+def add_parcels(x: Tensor, mailbox: Mailbox, *, level: int = 0) -> None:
+    """Add to x [T, N] the sum of the ranks' parcels, of which this rank's is ready."""
+    _add_parcels_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+        (x, mailbox.counts, *mailbox.inboxes, *mailbox.parcels),
         x.numel(),
         RANK=mailbox.rank,
         CAPACITY=mailbox.capacity,

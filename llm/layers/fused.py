@@ -28,12 +28,12 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.peer_sums import add_sums
+from llm.kernels.peer_sums import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
-from llm.kernels.tuning import blocks_for
+from llm.kernels.tuning import MAX_ROWS, blocks_for
 from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
 from llm.parallel.group import Group
@@ -166,12 +166,15 @@ class AddedProduct:
         """`mailbox`: the number of the one that its sums use, another one than the sums before."""
         self._mailbox = group.mailbox(mailbox)
         self._sums = group.size > 1
-        self._plain = None if self._sums else matrix_of(linear)
+        plain = matrix_of(linear)
+        self._plain = None if plain is None or plain.scales is not None else plain
         self.matrix: Matrix | None = None
         if not self._sums or self._mailbox is not None:
             self.matrix = kernel_matrix(linear, "product", kernels)
-        if self._sums and self.matrix is not None and self.matrix.bias is not None:
-            self.matrix = None  # each rank would add it
+        if self._mailbox is not None and self.matrix is not None:
+            has_room = MAX_ROWS * linear.out_features <= self._mailbox.capacity
+            if self.matrix.bias is not None or not has_room:
+                self.matrix = None  # each rank would add the bias
         self._linear: Any = linear
         self._is_float8 = takes_float8(linear)
         self._group = group
@@ -179,19 +182,15 @@ class AddedProduct:
 
     def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
-        plain, matrix = self._plain, self.matrix
+        plain, matrix, mailbox = self._plain, self.matrix, self._mailbox
         blocks = None if matrix is None else matrix.blocks(len(x))
+        if self._is_float8 and blocks is None and not isinstance(y, Float8Rows):
+            y = quantize(y, level=self._level)
         if isinstance(y, Float8Rows):
-            self._add(x, self._linear(y))
-        elif matrix is not None and blocks is not None and self._mailbox is not None:
+            self._add(x, y)
+        elif matrix is not None and blocks is not None and mailbox is not None:
             add_summed_product(
-                x,
-                y,
-                matrix.weight,
-                blocks,
-                self._mailbox,
-                scales=matrix.scales,
-                level=self._level,
+                x, y, matrix.weight, blocks, mailbox, scales=matrix.scales, level=self._level
             )
         elif matrix is not None and blocks is not None:
             product(
@@ -204,19 +203,23 @@ class AddedProduct:
                 adds=True,
                 level=self._level,
             )
-        elif plain is not None and plain.bias is None and plain.scales is None:
+        elif plain is not None and plain.bias is None and not self._sums:
             torch.addmm(x, y, plain.weight.t(), out=x)
-        elif self._is_float8:
-            self(x, quantize(y, level=self._level))
         else:
-            self._add(x, self._linear(y))
+            self._add(x, y)
 
-    def _add(self, x: Tensor, partial: Tensor) -> None:
-        """Add to x the sum of all ranks' products [T, N]."""
-        if self._mailbox is not None and x.numel() <= self._mailbox.capacity:
-            add_sums(x, partial, self._mailbox, level=self._level)
+    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> None:
+        """Add to x the sum of all ranks' products."""
+        parcel = None if self._mailbox is None else self._mailbox.parcel_of(x)
+        if self._mailbox is None or parcel is None:
+            x.add_(self._group.all_reduce(self._linear(y)))
+            return
+        plain = self._plain
+        if plain is not None and plain.bias is None and isinstance(y, Tensor):
+            torch.mm(y, plain.weight.t(), out=parcel)
         else:
-            x.add_(self._group.all_reduce(partial))
+            parcel.copy_(self._linear(y))
+        add_parcels(x, self._mailbox, level=self._level)
 
 
 class FusedLayer:

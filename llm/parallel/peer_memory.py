@@ -1,10 +1,9 @@
 """`PeerMemory`: sums of tensors through memory that all GPUs of a machine map.
 
-`Mailbox` is for the sums of a layer with few rows: each GPU writes its numbers into the others'
-memory, in the kernel that computes them (`llm.kernels.peer_sums`). For other small tensors one
-kernel copies a rank's tensor to memory that all ranks map, waits for the others, and adds: for
-the few rows of decode steps that is faster than NCCL, whose time is that of its protocol. The
-kernel is torch's `one_shot_all_reduce`; it can be captured in a CUDA graph.
+`Mailbox` is for the sums of a layer, which kernels of this repository compute
+(`llm.kernels.peer_sums`). For other small tensors one kernel, torch's `one_shot_all_reduce`, copies
+a rank's tensor to memory that all ranks map, waits for the others, and adds: for few rows that is
+faster than NCCL, whose time is that of its protocol. All of them can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ MANY_RANKS_BYTES = 512 << 10
 ALIGNMENT = 16  # bytes that one thread reads
 DTYPES = (torch.float32, torch.bfloat16)
 MAILBOXES = 2
-MAILBOX_PLACES = 1 << 18  # 64 rows of 4,096 numbers, 2 MiB for each rank that writes them
+MAILBOX_PLACES = 1 << 15  # two rows of 16,384 numbers
+PARCEL_BYTES = 4 << 20
 
 
 class Mailbox(NamedTuple):
-    """Memory of every rank in which the other ranks leave numbers to be summed.
+    """Memory of every rank for sums that kernels compute (`llm.kernels.peer_sums`).
 
     A sum waits for the numbers of all ranks, so a rank that has ended one knows that the others
     have begun it, and not more: two sums in a row use different mailboxes.
@@ -32,11 +32,20 @@ class Mailbox(NamedTuple):
     rank: int
     counts: Tensor  # int32 [capacity]: the sums that each place has had
     inboxes: tuple[int, ...]  # address of each rank's words, int64 [ranks, capacity]
+    parcels: tuple[int, ...]  # address of each rank's numbers that the others read
+    parcel: Tensor  # uint8 [bytes]: this rank's
 
     @property
     def capacity(self) -> int:
-        """Number of numbers in one sum, at most."""
+        """Number of words that one rank can send."""
         return len(self.counts)
+
+    def parcel_of(self, x: Tensor) -> Tensor | None:
+        """Return this rank's parcel in the shape of x; None if it is too small."""
+        num_bytes = x.numel() * x.element_size()
+        if num_bytes > len(self.parcel):
+            return None
+        return self.parcel[:num_bytes].view(x.dtype).view(x.shape)
 
 
 class PeerMemory:
@@ -71,25 +80,26 @@ class PeerMemory:
         self, memory: Any, name: str, group: Any, device: torch.device
     ) -> list[Mailbox]:
         rank, size = group.rank(), group.size()
-        num_words = size * MAILBOX_PLACES
-        self._words: Tensor = memory.empty_strided_p2p(
-            (MAILBOXES * num_words,), (1,), torch.int64, device, name
+        num_bytes = PARCEL_BYTES + 8 * size * MAILBOX_PLACES
+        self._shared: Tensor = memory.empty_strided_p2p(
+            (MAILBOXES * num_bytes,), (1,), torch.uint8, device, name
         )
-        self._words.zero_()
+        self._shared.zero_()
         torch.cuda.synchronize(device)  # before another rank writes
-        handle = memory.rendezvous(self._words, name)
+        handle = memory.rendezvous(self._shared, name)
+        starts = [
+            handle.get_buffer(other, self._shared.shape, torch.uint8, 0).data_ptr()
+            for other in range(size)
+        ]
         return [
             Mailbox(
                 rank,
                 torch.zeros(MAILBOX_PLACES, dtype=torch.int32, device=device),
-                tuple(
-                    handle.get_buffer(
-                        other, (num_words,), torch.int64, number * num_words
-                    ).data_ptr()
-                    for other in range(size)
-                ),
+                tuple(start + first + PARCEL_BYTES for start in starts),
+                tuple(start + first for start in starts),
+                self._shared[first : first + PARCEL_BYTES],
             )
-            for number in range(MAILBOXES)
+            for first in range(0, MAILBOXES * num_bytes, num_bytes)
         ]
 
     def mailbox(self, number: int) -> Mailbox:

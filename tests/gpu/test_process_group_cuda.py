@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llm.kernels.blocks import Blocks
-from llm.kernels.peer_sums import add_sums
+from llm.kernels.peer_sums import add_parcels
 from llm.kernels.products import add_summed_product
 from llm.parallel.process_group import ProcessGroup
 
@@ -73,7 +73,7 @@ def _add_within_kernels(
     assert first is not None
     assert second is not None
     graphs = []
-    for num_rows, size in ((1, 3072), (2, 40), (64, 4096), (1, 7)):
+    for num_rows, size in ((1, 3072), (2, 40), (64, 4096), (3, 7), (1, 7), (256, 3072)):
         x = torch.zeros(num_rows, size, dtype=dtype, device=device)
         partial = numbers(rank, (num_rows, size), dtype).to(device)
         y = numbers(2 + rank, (num_rows, 64), dtype).to(device)
@@ -83,12 +83,18 @@ def _add_within_kernels(
             x: torch.Tensor = x, parts: tuple[torch.Tensor, ...] = (partial, y, weight)
         ) -> None:
             partial, y, weight = parts
-            add_sums(x, partial, first, level=level)
+            parcel = first.parcel_of(x)
+            assert parcel is not None
+            parcel.copy_(partial)
+            add_parcels(x, first, level=level)
             if len(x) <= 2:
                 blocks = Blocks(4, 64, 4)
                 add_summed_product(x, y, weight, blocks, second, level=level)
             else:
-                add_sums(x, torch.ones_like(x), second, level=level)
+                parcel = second.parcel_of(x)
+                assert parcel is not None
+                parcel.fill_(1)
+                add_parcels(x, second, level=level)
 
         work()
         graph = torch.cuda.CUDAGraph()
