@@ -108,12 +108,12 @@ def _add_within_kernels(
                 expected += numbers(2 + r, (num_rows, 64), dtype).float() @ wide.t()
         else:
             expected += 2
-        graphs.append((graph, x, expected))
+        graphs.append((graph, x, expected, work))  # `work` keeps its tensors
     for _ in range(50):
-        for graph, x, _ in graphs:
+        for graph, x, *_ in graphs:
             x.zero_()
             graph.replay()
-    for _, x, expected in graphs:
+    for _, x, expected, _ in graphs:
         # Whole numbers: float32 is exact, bfloat16 rounds the first sum and the second.
         rtol = 0.0 if dtype is torch.float32 else 2**-7
         torch.testing.assert_close(x.cpu().float(), expected, rtol=rtol, atol=64 * rtol)
