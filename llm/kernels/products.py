@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Blocks
-from llm.kernels.peer_sums import put_summed
+from llm.kernels.peers import put_summed
 from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
 from llm.parallel.peer_memory import Mailbox
 

@@ -11,7 +11,7 @@ With a float8 matrix the kernels round x to float8: product and project_heads th
 by `llm.kernels.float8`, whose result is the input of the product.
 
 With several ranks the products that are added to x are sums over ranks: few rows are summed in the
-product's kernel or in one after it (`llm.kernels.peer_sums`), where GPUs share memory.
+product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
 
 A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
 """
@@ -28,7 +28,7 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.peer_sums import add_parcels
+from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from llm.parallel.peer_memory import Mailbox
+from llm.parallel.peer_memory import Mailbox, Shelf
 
 
 class Group(ABC):
@@ -32,6 +32,12 @@ class Group(ABC):
 
     def mailbox(self, number: int) -> Mailbox | None:
         """Return one of two mailboxes for sums within kernels; None where there are none."""
+        return None
+
+    def shelf(self, num_rows: int, num_columns: int) -> Shelf | None:
+        """Return memory from which the ranks read each other's rows float32 [num_rows,
+        num_columns]; None where there is none. All ranks call it with the same numbers.
+        """
         return None
 
     def signal_buffers(self) -> list[Tensor]:

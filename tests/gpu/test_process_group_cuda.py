@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llm.kernels.blocks import Blocks
-from llm.kernels.peer_sums import add_parcels
+from llm.kernels.peers import add_parcels, gather_shelves
 from llm.kernels.products import add_summed_product
 from llm.parallel.process_group import ProcessGroup
 
@@ -48,6 +48,7 @@ def sums(rank: int, meeting: Path) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             for level in (0, 1, 2):
                 _add_within_kernels(rank, group, device, dtype, level)
+        _gather_shelves(rank, group, device)
     group.minimum(0)  # no rank ends before the others
     group.close()
 
@@ -117,6 +118,38 @@ def _add_within_kernels(
         # Whole numbers: float32 is exact, bfloat16 rounds the first sum and the second.
         rtol = 0.0 if dtype is torch.float32 else 2**-7
         torch.testing.assert_close(x.cpu().float(), expected, rtol=rtol, atol=64 * rtol)
+    del graphs, graph
+
+
+def _gather_shelves(rank: int, group: ProcessGroup, device: torch.device) -> None:
+    """Gather rows of several shapes, eagerly and from graphs that alternate."""
+    graphs = []
+    for num_rows, num_columns in ((64, 5000), (1, 64_128), (3, 33), (256, 4096)):
+        shape = num_rows, num_columns
+        parts = [numbers(r, shape, torch.float32) for r in range(2)]
+        own = parts[rank].to(device)
+        out = torch.zeros(num_rows, 2 * num_columns, device=device)
+
+        def work(own: torch.Tensor = own, out: torch.Tensor = out) -> None:
+            shelf = group.shelf(*own.shape)
+            assert shelf is not None
+            shelf.rows.copy_(own)
+            gather_shelves(out, shelf)
+            group.all_reduce(own[:1, :8].contiguous())  # between two gathers there is a sum
+
+        work()
+        torch.cuda.synchronize()
+        assert torch.equal(out.cpu(), torch.cat(parts, dim=1))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        graphs.append((graph, out, torch.cat(parts, dim=1), work))
+    for _ in range(20):
+        for graph, out, *_ in graphs:
+            out.zero_()
+            graph.replay()
+    for _, out, expected, _ in graphs:
+        assert torch.equal(out.cpu(), expected)
     del graphs, graph
 
 
