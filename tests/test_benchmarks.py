@@ -105,6 +105,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "divergence",
         "emphasis",
         "first_audio",
+        "frames",
         "front_end",
         "ipc_latency",
         "host",

@@ -29,7 +29,7 @@ class RowChange(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """What the other ranks have of a request."""
+    """State of a request on the other ranks."""
 
     row: ScheduledRow
     num_pages: int
