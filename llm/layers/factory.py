@@ -24,6 +24,7 @@ from llm.lora.manager import LoRAManager
 TORCH_BLAS = "torch BLAS"
 BUILT_IN_KERNELS = "built-in kernels for few rows"  # and torch's BLAS for many rows
 ONE_ORDER = "one order of sums"
+BY_EXPERT = "one product for all experts"
 
 
 class LinearFactory:
