@@ -9,7 +9,8 @@ GroupedExperts    CUDA: one product for gate and up of all experts, one for down
 
 A token's sum is in an order that other tokens of the batch do not change: that of its experts'
 numbers, or on a GPU that of their shares. Ranks have a part of each expert, or some experts whole;
-their sums are added at the end.
+their sums are added at the end. All ranks choose for themselves, and alike: their inputs are sums
+that are equal in every bit on all of them.
 """
 
 from __future__ import annotations
