@@ -59,8 +59,8 @@ class PipelineFields(StrictModel):
     ep_size: int = Field(
         default=1,
         ge=1,
-        description="1: devices have a part of each expert; the number of a model's devices: each "
-        "has some experts whole",
+        description="experts on several devices; 1: each has a part of every expert; the number of "
+        "a model's devices: each has some experts whole",
     )
     ce_delay_ms: float = Field(
         default=0.0,

@@ -103,7 +103,7 @@ def captured(run: Callable[[], Tensor]) -> Tensor:
     ids=["bfloat16", "float16", "float32", "float8"],
 )
 def test_sums_of_experts(name: str, dtype: torch.dtype, float8: bool, error: float) -> None:
-    """Of one token, of few, and of prompts, whose products have tiles of other sizes."""
+    """Compare one token, few, and prompts, whose products have tiles of other sizes."""
     if float8 and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a GPU with products of float8")
     shape = SHAPES[name]

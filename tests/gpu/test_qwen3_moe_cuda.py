@@ -81,7 +81,7 @@ def test_greedy_tokens_in_a_batch(folder: Path, captures: bool, overlaps: bool) 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "float8_e4m3fn"])
 def test_idle_forwards_of_other_encodings(folder: Path, encoding: str) -> None:
-    """Text comes out, and an idle engine goes on running forwards, which do not queue up."""
+    """Requests end, and an idle engine keeps running forwards, which do not queue up."""
     if encoding == "float8_e4m3fn" and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a GPU with products of float8")
     values = config(folder, model={"quantization_encoding": encoding}, execute_empty_batches=True)

@@ -388,7 +388,7 @@ def test_float8_experts(case: ExpertCase) -> None:
 
 
 def test_a_choice_of_experts() -> None:
-    """Of equal experts the first are chosen."""
+    """The first of equal experts are chosen."""
     shape = ExpertsShape(20, 4, 8, 0, normalizes=True)
     logits = normal(9, 20)
     chosen, shares = choose_experts(logits, 4, normalizes=True)

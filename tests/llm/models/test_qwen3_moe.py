@@ -199,7 +199,7 @@ def test_int8_weights_are_read_and_made(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "some layers"])
 def test_sizes_are_those_of_the_weights(tmp_path: Path, name: str) -> None:
-    """Those without files, and those of the files of a model on several ranks."""
+    """Sizes from the configuration, and from the headers of files."""
     folder = write_qwen3_moe(tmp_path, **VARIANTS[name])
     tensors = load_file(folder / "model.safetensors")
     matrices = sum(tensor.numel() for tensor in tensors.values() if tensor.ndim == 2)
