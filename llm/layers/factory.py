@@ -72,6 +72,11 @@ class LinearFactory:
         other.int8 = other.float8 = False
         return other
 
+    @property
+    def groups_experts(self) -> bool:
+        """Whether one product computes all experts of a layer: on a GPU."""
+        return self.device.type == "cuda"
+
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""
         layer = self._product(weight)

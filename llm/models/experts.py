@@ -111,7 +111,7 @@ class SparseLoader(LayerLoader):
             self._expert(f"{name}.{number}", shape.inner_size, is_cut=not self.is_spread)
             for number in own
         ]
-        if factory.device.type != "cuda":
+        if not factory.groups_experts:
             mlps = [gated_mlp(each.gate_up(), each.down(), factory) for each in weights]
             return SeparateExperts(shape, own.start, mlps)
         factory.counts[BY_EXPERT] += 2
