@@ -361,6 +361,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             is_extend=True,
             samples=True,
             sampling=SamplingParams(),
+            embeds=not self.is_generation,
         )
 
     def _execute_padding(self, row: ScheduledRow) -> ModelOutputs:
