@@ -331,6 +331,13 @@ def test_experts_that_cannot_be_spread(
         create_pipeline(split_config(tmp_path, num_ranks, ep_size=ep_size))
 
 
+def test_experts_are_spread_over_the_devices_of_a_replica() -> None:
+    model = {"device_specs": ["cpu"] * 4, "data_parallel_degree": 2}
+    assert PipelineConfig(model=model, ep_size=2).of_replica(1).ep_size == 2
+    with pytest.raises(ConfigError, match="ep_size=4 must be 1 or .* which is 2"):
+        PipelineConfig(model=model, ep_size=4)
+
+
 def test_a_model_without_experts_has_none_to_spread(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ep_size=2: LlamaForCausalLM has no experts"):
         split_config(write_llama(tmp_path), 2, ep_size=2)
