@@ -334,7 +334,7 @@ def test_experts_that_cannot_be_spread(
 def test_experts_are_spread_over_the_devices_of_a_replica() -> None:
     model = {"device_specs": ["cpu"] * 4, "data_parallel_degree": 2}
     assert PipelineConfig(model=model, ep_size=2).of_replica(1).ep_size == 2
-    with pytest.raises(ConfigError, match="ep_size=4 must be 1 or .* which is 2"):
+    with pytest.raises(ConfigError, match=r"ep_size=4 must be 1 or .* which is 2"):
         PipelineConfig(model=model, ep_size=4)
 
 
