@@ -152,7 +152,7 @@ def _decode(
     context = sizes.prompt_len + sizes.num_tokens // 2
     runner, shape = pipeline_of(subject.engine).runner, subject.shape
     kv_bytes = rows * context * shape.kv_values * runner.kv_cache_dtype.itemsize
-    step_bytes = _weight_bytes(runner, shape) + kv_bytes
+    step_bytes = _weight_bytes(runner, shape, rows) + kv_bytes
     cut = "" if all(done.is_whole for done in runs) else f"; cut off after {sizes.limit_s:g} s"
     yield Figure(
         f"{name}: decode, {how_many}",
@@ -171,13 +171,14 @@ def _decode(
     )
 
 
-def _weight_bytes(runner: ModelRunner, shape: Shape) -> int:
-    """Return the bytes of the weights that a step reads."""
+def _weight_bytes(runner: ModelRunner, shape: Shape, rows: int) -> int:
+    """Return the bytes of the weights that a step of so many rows reads."""
     encoding = runner.loaded_model.encoding
     if encoding.packed:
         return runner.weights_bytes
     head_bytes = shape.num_head_weights * (1 if encoding.int8 else encoding.dtype.itemsize)
-    return head_bytes + (shape.num_weights - shape.num_head_weights) * encoding.matrix_bytes
+    num_others = shape.num_weights_read(rows) - shape.num_head_weights
+    return head_bytes + num_others * encoding.matrix_bytes
 
 
 def throughput(subject: Subject) -> Iterator[Figure]:

@@ -67,14 +67,33 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        """Number of weights of all layers and the head, which a decode step reads."""
+        """Number of weights of all layers and the head, which a decode step of many rows reads."""
+        return self._num_weights(self.num_experts)
+
+    def num_weights_read(self, rows: int) -> int:
+        """Return the largest number of weights that a decode step of so many rows reads."""
+        chosen = rows * self.values.get("num_experts_per_tok", 0)
+        return self._num_weights(min(self.num_experts, chosen))
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts of each layer of Qwen3-MoE; 0 for other models."""
+        v = self.values
+        return int(v.get("num_experts") or v.get("num_local_experts") or 0)
+
+    def _num_weights(self, num_experts: int) -> int:
+        """Return the number of weights with so many experts in each sparse layer."""
         v = self.values
         hidden, head_dim = v["hidden_size"], self.head_dim
         query, kv = (v[key] * head_dim for key in ("num_attention_heads", "num_key_value_heads"))
         attention = hidden * (query + 2 * kv) + query * hidden
-        head_norms = 2 * head_dim if v["model_type"] == "qwen3" else 0
-        layer = attention + head_norms + 3 * hidden * v["intermediate_size"] + 2 * hidden
-        return v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden
+        head_norms = 2 * head_dim if v["model_type"].startswith("qwen3") else 0
+        mlp = 3 * hidden * v["intermediate_size"]
+        if self.num_experts:
+            router = hidden * self.num_experts
+            mlp = router + 3 * hidden * num_experts * v["moe_intermediate_size"]
+        layer = attention + head_norms + mlp + 2 * hidden
+        return int(v["num_hidden_layers"] * layer + (v["vocab_size"] + 1) * hidden)
 
     @property
     def num_head_weights(self) -> int:
@@ -146,6 +165,23 @@ QWEN3_600M = Shape(
         "rope_scaling": None,
     },
 )
+QWEN3_30B_A3B = Shape(  # 60 GB in bfloat16, of which a token needs 6; its head is tied here, too
+    "qwen3-30b-a3b",
+    {
+        **QWEN3_600M.values,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+)
 LLASA_1B = LLAMA_1B.with_vocabulary("llasa-1b", 193_800)
 ORPHEUS_3B = LLAMA_3B.with_vocabulary("orpheus-3b", 156_940)
 TOY = Shape(
@@ -155,5 +191,8 @@ TOY = Shape(
 
 SHAPES = {
     shape.name: shape
-    for shape in (LLAMA_1B, LLASA_1B, LLAMA_3B, ORPHEUS_3B, LLAMA_8B, QWEN3_600M, TOY)
+    for shape in (
+        *(LLAMA_1B, LLASA_1B, LLAMA_3B, ORPHEUS_3B, LLAMA_8B, QWEN3_600M, QWEN3_30B_A3B),
+        TOY,
+    )
 }

@@ -6,7 +6,7 @@ The names are those in `architectures` of a checkpoint's config.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llm.config.sections import QuantizationEncoding
@@ -37,6 +37,7 @@ class Architecture:
     supports_lora: bool = False
     supports_drafts: bool = True  # it can verify the tokens of a draft model
     supports_empty_batches: bool = False
+    has_experts: bool = False  # some of its checkpoints have
     # the sum of lengths in one batch is limited to one maximum length
     needs_total_tokens_limit: bool = False
 
@@ -66,17 +67,24 @@ _BUILT_IN = {
     "MistralForCausalLM": "llm.models.mistral:MistralModel",
     "Qwen2ForCausalLM": "llm.models.qwen2:Qwen2Model",
     "Qwen3ForCausalLM": "llm.models.qwen3:Qwen3Model",
+    "Qwen3MoeForCausalLM": "llm.models.qwen3_moe:Qwen3MoeModel",
 }
+_WITH_EXPERTS = ("Qwen3MoeForCausalLM", "Qwen3NextForCausalLM")
 _architectures = {
-    name: Architecture(name, model, supports_lora=True, supports_empty_batches=True)
+    name: Architecture(
+        name,
+        model,
+        supports_lora=True,
+        supports_empty_batches=True,
+        has_experts=name in _WITH_EXPERTS,
+    )
     for name, model in _BUILT_IN.items()
 }
 _architectures |= {
-    name: Architecture(
-        name, model, is_embedding=True, supports_lora=True, supports_empty_batches=True
-    )
-    for name, model in (
-        (causal.replace("ForCausalLM", "Model"), model) for causal, model in _BUILT_IN.items()
+    found.name: found
+    for found in (
+        replace(causal, name=causal.name.replace("ForCausalLM", "Model"), is_embedding=True)
+        for causal in _architectures.values()
     )
 }
 _architectures |= {
@@ -104,6 +112,7 @@ _architectures |= {
         # A state is that of one position: it cannot be shared, nor go back to a rejected draft's.
         supports_drafts=False,
         required_arguments=(("model.kv_cache.enable_prefix_caching", False),),
+        has_experts=name in _WITH_EXPERTS,
     )
     for name, model in (
         ("Lfm2ForCausalLM", "llm.models.lfm2:Lfm2Model"),

@@ -56,7 +56,12 @@ class PipelineFields(StrictModel):
         description="no prompt starts while at least this many requests decode; 0: until none "
         "decodes (default: max_queue_size_tg)",
     )
-    ep_size: int = Field(default=1, ge=1, description="expert-parallel degree")
+    ep_size: int = Field(
+        default=1,
+        ge=1,
+        description="experts on several devices; 1: each has a part of every expert; the number of "
+        "a model's devices: each has some experts whole",
+    )
     ce_delay_ms: float = Field(
         default=0.0,
         ge=0,
@@ -105,7 +110,8 @@ class PipelineFields(StrictModel):
         "four ports after it, more for replicas (default: a new socket)",
     )
     execute_empty_batches: bool = Field(
-        default=False, description="run the model for empty batches, too"
+        default=False,
+        description="run a forward every 5 ms while there are no requests: all devices take part",
     )
     max_batch_total_tokens: int | None = Field(
         default=None,

@@ -87,6 +87,7 @@ def resolve_models(config: PipelineFields) -> None:
     if config.draft_model is not None:
         _check_model("draft_model", config.draft_model)
     _check_devices(config.model)
+    _check_experts(config)
     if len(config.model.devices_of_replica(0)) > 1:
         _check_several_devices(config)
 
@@ -121,6 +122,17 @@ def _check_devices(model: ModelConfig) -> None:
             f"model.device_specs={specs} cannot be divided among "
             f"model.data_parallel_degree={count} replicas: name as many devices for each, or cpu "
             "once for all"
+        )
+
+
+def _check_experts(config: PipelineFields) -> None:
+    """Raise `ConfigError` for a number of ranks with experts that is not that of a model."""
+    count = len(config.model.devices_of_replica(0))
+    if config.ep_size not in (1, count):
+        specs = ",".join(config.model.device_specs)
+        raise ConfigError(
+            f"ep_size={config.ep_size} must be 1 or the number of devices of one model, which is "
+            f"{count} with model.device_specs={specs}"
         )
 
 

@@ -56,6 +56,8 @@ def _locate(config: StrictModel, name: str, architecture: Architecture) -> tuple
 def _check_support(config: PipelineFields, architecture: Architecture) -> None:
     if config.execute_empty_batches and not architecture.supports_empty_batches:
         raise ConfigError(f"execute_empty_batches: {architecture.name} cannot run empty batches")
+    if config.ep_size > 1 and not architecture.has_experts:
+        raise ConfigError(f"ep_size={config.ep_size}: {architecture.name} has no experts")
     if config.draft_model is not None and not architecture.supports_drafts:
         raise ConfigError(f"draft_model: {architecture.name} cannot verify what is drafted")
     lora = config.lora

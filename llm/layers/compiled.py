@@ -2,6 +2,8 @@
 
 compiled     norm ─ queries, keys, values           output ─ add ─ norm ─ MLP ─ add
 as written                                 └─ rotate, attend ─┘
+
+The second half of a layer with experts stays as it is written: what it computes depends on values.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVCacheInputs
-from llm.layers.decoder import DecoderLayer
+from llm.layers.decoder import DecoderLayer, GatedMLP
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ class CompiledLayer:
     def __init__(self, reference: DecoderLayer, compiler: Compiler) -> None:
         self._attend = reference.attention.attend
         self._project = compiler.compiled(reference.project)
-        self._finish = compiler.compiled(reference.finish)
+        is_dense = isinstance(reference.mlp, GatedMLP)
+        self._finish = compiler.compiled(reference.finish) if is_dense else reference.finish
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""

@@ -38,6 +38,13 @@ class Layer(Protocol):
         """Update x [T, hidden] in place."""
 
 
+class MLP(Protocol):
+    """The second part of a layer."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T, hidden] for x [T, hidden]."""
+
+
 class Head(Protocol):
     """The head of a model, applied to the tokens whose logits are computed."""
 
@@ -52,7 +59,7 @@ class DecoderLayer:
     attention_norm: RMSNorm
     attention: SelfAttention
     mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp: MLP
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: LayerCache) -> None:
         """See `Layer`."""

@@ -24,6 +24,7 @@ from llm.lora.manager import LoRAManager
 TORCH_BLAS = "torch BLAS"
 BUILT_IN_KERNELS = "built-in kernels for few rows"  # and torch's BLAS for many rows
 ONE_ORDER = "one order of sums"
+BY_EXPERT = "one product for all experts"
 
 
 class LinearFactory:
@@ -70,6 +71,11 @@ class LinearFactory:
         other = copy(self)
         other.int8 = other.float8 = False
         return other
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether one product computes all experts of a layer: on a GPU."""
+        return self.device.type == "cuda"
 
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""

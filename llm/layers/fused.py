@@ -13,7 +13,8 @@ by `llm.kernels.float8`, whose result is the input of the product.
 With several ranks the products that are added to x are sums over ranks: few rows are summed in the
 product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
 
-A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
+Experts, and a matrix that is not plain (int8, or changed by an adapter), are computed by their own
+layer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
 from llm.kernels.tuning import MAX_ROWS, blocks_for
-from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
+from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
 from llm.parallel.group import Group
 
@@ -222,19 +223,52 @@ class AddedProduct:
         add_parcels(x, self._mailbox, level=self._level)
 
 
+class FusedMLP:
+    """Computes x += mlp(norm x)."""
+
+    def __init__(self, norm: RMSNorm, mlp: GatedMLP, kernels: KernelSet) -> None:
+        quantizes = takes_float8(mlp.down)
+        self._gate_up = GatedProduct(norm, mlp.gate_up, kernels, quantizes=quantizes)
+        self._down = AddedProduct(mlp.down, mlp.group, kernels, mailbox=1)
+
+    @property
+    def num_kernel_products(self) -> int:
+        """Number of its two matrices that built-in kernels multiply with."""
+        return sum(part.matrix is not None for part in (self._gate_up, self._down))
+
+    def __call__(self, x: Tensor) -> None:
+        """Update x [T, hidden] in place."""
+        self._down(x, self._gate_up(x))
+
+
+class NormedMLP:
+    """The same for an MLP that is computed by its own layer."""
+
+    num_kernel_products = 0
+
+    def __init__(self, norm: RMSNorm, mlp: MLP, kernels: KernelSet) -> None:
+        self._norm, self._mlp, self._level = norm, mlp, kernels.launch_level
+
+    def __call__(self, x: Tensor) -> None:
+        """Update x [T, hidden] in place."""
+        norm = self._norm
+        x.add_(self._mlp(normalise(x, norm.gain, norm.epsilon, level=self._level)))
+
+
 class FusedLayer:
     """Decoder layer with built-in kernels; see the module."""
 
     def __init__(self, reference: DecoderLayer, kernels: KernelSet) -> None:
-        attention, mlp = reference.attention, reference.mlp
+        attention, norm, mlp = reference.attention, reference.mlp_norm, reference.mlp
         self._index, self._shape = attention.layer, attention.shape
         self._head_norm = attention.weights.norm
         self._qkv = NormedProduct(reference.attention_norm, attention.weights.qkv, kernels)
         self._output = AddedProduct(attention.weights.output, attention.group, kernels)
-        self._gate_up = GatedProduct(
-            reference.mlp_norm, mlp.gate_up, kernels, quantizes=takes_float8(mlp.down)
+        self._mlp: FusedMLP | NormedMLP = (
+            FusedMLP(norm, mlp, kernels)
+            if isinstance(mlp, GatedMLP)
+            else NormedMLP(norm, mlp, kernels)
         )
-        self._down = AddedProduct(mlp.down, mlp.group, kernels, mailbox=1)
         # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
         self._level = kernels.launch_level
@@ -242,13 +276,13 @@ class FusedLayer:
     @property
     def num_kernel_products(self) -> int:
         """Number of its four matrices that built-in kernels multiply with."""
-        parts = (self._qkv, self._output, self._gate_up, self._down)
-        return sum(part.matrix is not None for part in parts)
+        own = sum(part.matrix is not None for part in (self._qkv, self._output))
+        return own + self._mlp.num_kernel_products
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""
         self._output(x, self._attend(x, rotations, cache))
-        self._down(x, self._gate_up(x))
+        self._mlp(x)
 
     def _attend(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
         """Return [T, H × D]."""

@@ -5,7 +5,6 @@ Attention has a gate: output(attention × sigmoid(gate x)), with queries and gat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from llm.batch import LayerCache
 from llm.kv_cache.state_pool import StatePool
-from llm.layers.decoder import RMSNorm, SelfAttention
+from llm.layers.decoder import MLP, RMSNorm, SelfAttention
 from llm.layers.delta_net import DeltaNet, DeltaRows, activate
 
 
@@ -55,7 +54,7 @@ class HybridLayer:
     norm: RMSNorm
     mixer: GatedAttention | DeltaNet
     mlp_norm: RMSNorm
-    mlp: Callable[[Tensor], Tensor]
+    mlp: MLP
 
     def __call__(self, x: Tensor, step: HybridStep) -> None:
         """Update x [T, hidden] in place, and the keys and values or the states of this layer."""

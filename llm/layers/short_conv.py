@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llm.kv_cache.state_pool import StateRows
-from llm.layers.decoder import GatedMLP, RMSNorm
+from llm.layers.decoder import MLP, RMSNorm
 from llm.layers.linear import Linear
 from llm.memory.transfer import to_device
 
@@ -97,7 +97,7 @@ class ShortConvLayer:
     """Computes x + conv(norm x), then x + mlp(norm x)."""
 
     def __init__(
-        self, layer: int, norm: RMSNorm, mixer: ConvMixer, mlp_norm: RMSNorm, mlp: GatedMLP
+        self, layer: int, norm: RMSNorm, mixer: ConvMixer, mlp_norm: RMSNorm, mlp: MLP
     ) -> None:
         """`layer`: number among the layers with states."""
         self.layer = layer

@@ -131,14 +131,6 @@ class PipelineModel(ABC, Generic[ContextT]):
         return cls.shape(huggingface_config).num_layers
 
     @classmethod
-    def can_capture_checkpoint(cls, huggingface_config: HuggingFaceConfig) -> bool:
-        """Return whether forwards of a checkpoint can be captured, for a class that `can_capture`.
-
-        Needs no weights.
-        """
-        return True
-
-    @classmethod
     def recurrent_state(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> tuple[StatePart, ...]:
@@ -200,9 +192,11 @@ class PipelineModel(ABC, Generic[ContextT]):
         return 0
 
     @classmethod
-    def check_shards(cls, huggingface_config: HuggingFaceConfig, num_ranks: int) -> None:
-        """Raise `ConfigError` when the model cannot be split over so many ranks. Needs no
-        weights.
+    def check_shards(
+        cls, huggingface_config: HuggingFaceConfig, num_ranks: int, ep_size: int = 1
+    ) -> None:
+        """Raise `ConfigError` when the model cannot be split over so many ranks, its experts by
+        columns or (with an `ep_size` of the number of ranks) whole. Needs no weights.
         """
         if num_ranks > 1 and not cls.can_shard:
             raise ConfigError(

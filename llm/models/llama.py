@@ -16,6 +16,7 @@ from torch import Tensor
 from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig, RopeType
 from llm.layers.decoder import (
+    MLP,
     AttentionShape,
     AttentionWeights,
     DecoderLayer,
@@ -50,17 +51,23 @@ class LlamaModel(CausalModel):
     names: ClassVar[WeightNames] = WeightNames()
 
     @classmethod
-    def check_shards(cls, huggingface_config: HuggingFaceConfig, num_ranks: int) -> None:
-        """See `PipelineModel`: heads, the MLP and the vocabulary are split."""
+    def check_shards(
+        cls, huggingface_config: HuggingFaceConfig, num_ranks: int, ep_size: int = 1
+    ) -> None:
+        """See `PipelineModel`."""
         super().check_shards(huggingface_config, num_ranks)
+        check_divisible(num_ranks, **cls.divided_sizes(huggingface_config, ep_size))
+
+    @classmethod
+    def divided_sizes(cls, huggingface_config: HuggingFaceConfig, ep_size: int) -> dict[str, int]:
+        """Return the sizes by their keys that ranks divide: heads, the MLP and the vocabulary."""
         config = cls.read_config(huggingface_config)
-        check_divisible(
-            num_ranks,
-            num_attention_heads=config.shape.num_heads,
-            num_key_value_heads=config.shape.num_kv_heads,
-            intermediate_size=config.intermediate_size,
-            vocab_size=config.shape.vocab_size,
-        )
+        return {
+            "num_attention_heads": config.shape.num_heads,
+            "num_key_value_heads": config.shape.num_kv_heads,
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.shape.vocab_size,
+        }
 
     @classmethod
     def read_config(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -169,7 +176,8 @@ class LlamaModel(CausalModel):
 
     def load_weights(self) -> None:
         """See `PipelineModel`."""
-        self.check_shards(self.huggingface_config, self.group.size)
+        ep_size = self.pipeline_config.ep_size
+        self.check_shards(self.huggingface_config, self.group.size, ep_size)
         self.config = self.read_config(self.huggingface_config)
         self._factory = LinearFactory(
             dtype=self.dtype,
@@ -353,7 +361,7 @@ class LayerLoader:
         ]
         return HeadNorm(torch.cat(by_head), self.config.norm_epsilon)
 
-    def mlp(self, index: int) -> GatedMLP:
+    def mlp(self, index: int) -> MLP:
         """Return the MLP of a layer."""
         hidden, inner = self.config.shape.hidden_size, self.config.intermediate_size
         names, has_bias = self.names, self.config.has_mlp_bias

@@ -16,22 +16,23 @@ from llm.batch import ForwardBatch, KVCacheInputs
 from llm.config import PipelineConfig
 from llm.errors import CheckpointError
 from llm.kv_cache.state_pool import StatePart
-from llm.layers.decoder import AttentionWeights, DecoderLayer, GatedMLP
+from llm.layers.decoder import AttentionWeights, DecoderLayer
 from llm.layers.delta_net import DeltaGates, DeltaNet, DeltaRows, DeltaShape, GatedNorm
-from llm.layers.experts import ExpertsShape, SparseExperts
-from llm.layers.factory import LinearFactory
+from llm.layers.experts import ExpertsShape
 from llm.layers.hybrid import GatedAttention, HybridLayer, HybridStep
 from llm.layers.short_conv import ShortConv
 from llm.layers.weight import LinearWeight
 from llm.models.encoding import choose_encoding
+from llm.models.experts import SparseLayers, SparseLoader
 from llm.models.hf_config import HuggingFaceConfig
-from llm.models.llama import LayerLoader, LlamaModel
+from llm.models.llama import LlamaModel
 from llm.models.llama_config import LlamaConfig
 from llm.models.weight_names import WeightNames
 from llm.models.weights import WeightReader
 
 DELTA_NET, ATTENTION = "linear_attention", "full_attention"
-MIXER, MLP = "model.layers.{}.linear_attn", "model.layers.{}.mlp"
+MIXER = "model.layers.{}.linear_attn"
+DEFAULT = ExpertsShape(512, 10, inner_size=512, shared_size=512, normalizes=True)
 MAX_WIDTH = 64  # a larger convolution means a damaged file
 
 
@@ -52,10 +53,7 @@ class Qwen3NextModel(LlamaModel):
         read = LlamaConfig.read(HuggingFaceConfig(config.path, keys))
         shape = read.shape
         kinds = layer_kinds(text, shape.num_layers)
-        delta, experts = read_delta_shape(text), read_experts(text)
-        num_sparse = len(sparse_layers(text, shape.num_layers))
-        dense = 3 * shape.hidden_size * read.intermediate_size
-        sparse = experts.num_weights(shape.hidden_size) if experts else 0
+        delta, sparse = read_delta_shape(text), sparse_layers(text, shape.num_layers)
         columns = delta.conv_size + 2 * delta.value_size + 2 * delta.num_value_heads
         conv_width(text)
         has_bias = bool(text.get("attention_bias", False))
@@ -68,19 +66,13 @@ class Qwen3NextModel(LlamaModel):
             has_output_bias=has_bias,
             attention_layers=tuple(n for n, kind in enumerate(kinds) if kind == ATTENTION),
             num_mixer_weights=shape.hidden_size * columns,
-            num_mlp_weights=num_sparse * sparse + (shape.num_layers - num_sparse) * dense,
+            num_mlp_weights=sparse.num_mlp_weights(read) if sparse else None,
         )
 
     @classmethod
     def num_kv_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
         """See `PipelineModel`."""
         return len(cls.read_config(huggingface_config).attention_layers)
-
-    @classmethod
-    def can_capture_checkpoint(cls, huggingface_config: HuggingFaceConfig) -> bool:
-        """See `PipelineModel`: a step with experts depends on the numbers of those chosen."""
-        config = cls.read_config(huggingface_config)
-        return not sparse_layers(huggingface_config.text_config, config.shape.num_layers)
 
     @classmethod
     def recurrent_state(
@@ -109,10 +101,10 @@ class Qwen3NextModel(LlamaModel):
         delta, hidden = read_delta_shape(text), config.shape.hidden_size
         inputs = width * (delta.conv_size * (2 + conv_width(text)) + 2 * delta.value_size)
         mixer = inputs + 4 * (4 * delta.conv_size + 3 * delta.value_size) + 3 * hidden * width
-        experts, sparse = read_experts(text), 0
-        if experts is not None:
-            inner = max(experts.inner_size, experts.shared_size)
-            sparse = width * (4 * inner + 8 * hidden) + 16 * experts.num_experts
+        found, sparse = sparse_layers(text, config.shape.num_layers), 0
+        if found is not None:
+            on_gpu = not pipeline_config.model.on_cpu
+            sparse = found.shape.token_bytes(hidden, width, is_grouped=on_gpu)
         gated = own + 3 * config.shape.num_heads * config.shape.head_dim * width
         return max(gated, mixer, sparse)
 
@@ -138,8 +130,9 @@ class Qwen3NextModel(LlamaModel):
         return x
 
     def _loader(self, reader: WeightReader) -> HybridLoader:
-        config, names = self.config, self.names
-        return HybridLoader(reader, config, names, self._factory, self._rope_type, self.group)
+        text, num_layers = self.huggingface_config.text_config, self.config.shape.num_layers
+        common = (self.config, self.names, self._factory, self._rope_type, self.group)
+        return HybridLoader(reader, *common, sparse_layers(text, num_layers))
 
     def _load_rest(self, reader: WeightReader) -> None:
         text, loader = self.huggingface_config.text_config, self._loader(reader)
@@ -149,7 +142,7 @@ class Qwen3NextModel(LlamaModel):
             reader.skip_under(prefix)
 
 
-class HybridLoader(LayerLoader):
+class HybridLoader(SparseLoader):
     """Creates layers with states, gates and experts; norms are stored minus one."""
 
     __slots__ = ()
@@ -161,7 +154,6 @@ class HybridLoader(LayerLoader):
     def hybrid_layers(self, text: HuggingFaceConfig) -> list[HybridLayer]:
         """Return all layers."""
         kinds = layer_kinds(text, self.config.shape.num_layers)
-        sparse, experts = sparse_layers(text, len(kinds)), read_experts(text)
         places = {ATTENTION: 0, DELTA_NET: 0}
         made: list[HybridLayer] = []
         for index, kind in enumerate(kinds):
@@ -171,15 +163,12 @@ class HybridLoader(LayerLoader):
                 else self.delta_net(index, places[kind], text)
             )
             places[kind] += 1
-            mlp: GatedMLP | SparseExperts = (
-                self.experts(index, experts) if experts and index in sparse else self.mlp(index)
-            )
             made.append(
                 HybridLayer(
                     self.norm(self.names.attention_norm.format(index)),
                     mixer,
                     self.norm(self.names.mlp_norm.format(index)),
-                    mlp,
+                    self.mlp(index),
                 )
             )
         return made
@@ -243,33 +232,6 @@ class HybridLoader(LayerLoader):
             ),
             norm=GatedNorm(norm, self.config.norm_epsilon),
             output=factory.linear(reader.matrix(f"{name}.out_proj", hidden, shape.value_size)),
-        )
-
-    def experts(self, index: int, shape: ExpertsShape) -> SparseExperts:
-        """Return the sparse MLP of a layer. Experts have no adapters: they see other tokens."""
-        name, hidden = MLP.format(index), self.config.shape.hidden_size
-        plain = self.factory.without_adapters()
-        router = self.reader.matrix(f"{name}.gate", shape.num_experts, hidden)
-        shared_gate = self.reader.matrix(f"{name}.shared_expert_gate", 1, hidden)
-        return SparseExperts(
-            shape,
-            plain.exact().linear(router),
-            [
-                self._gated_mlp(f"{name}.experts.{number}", shape.inner_size, plain)
-                for number in range(shape.num_experts)
-            ],
-            self._gated_mlp(f"{name}.shared_expert", shape.shared_size, self.factory),
-            plain.exact().linear(shared_gate),
-        )
-
-    def _gated_mlp(self, name: str, inner: int, factory: LinearFactory) -> GatedMLP:
-        hidden = self.config.shape.hidden_size
-        gate_up = [
-            self.reader.matrix(f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up")
-        ]
-        down = self.reader.matrix(f"{name}.down_proj", hidden, inner)
-        return GatedMLP(
-            factory.linear(LinearWeight.stack(gate_up)), factory.linear(down), self.group
         )
 
 
@@ -338,30 +300,6 @@ def layer_kinds(config: HuggingFaceConfig, num_layers: int) -> tuple[str, ...]:
     return tuple(given)
 
 
-def read_experts(config: HuggingFaceConfig) -> ExpertsShape | None:
-    """Return the sizes of sparse layers; None for a model without experts.
-
-    Raises `CheckpointError`.
-    """
-    if config.get("num_experts", 512) == 0:
-        return None
-    num_experts, chosen = config.size("num_experts", 512), config.size("num_experts_per_tok", 10)
-    if chosen > num_experts:
-        raise CheckpointError(
-            f"{config.path}: num_experts_per_tok={chosen} must be at most num_experts={num_experts}"
-        )
-    return ExpertsShape(
-        num_experts,
-        chosen,
-        config.size("moe_intermediate_size", 512),
-        config.size("shared_expert_intermediate_size", 512),
-        bool(config.get("norm_topk_prob", True)),
-    )
-
-
-def sparse_layers(config: HuggingFaceConfig, num_layers: int) -> frozenset[int]:
-    """Return the numbers of the layers with experts."""
-    if read_experts(config) is None:
-        return frozenset()
-    step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
-    return frozenset(n for n in range(num_layers) if (n + 1) % step == 0 and n not in dense)
+def sparse_layers(config: HuggingFaceConfig, num_layers: int) -> SparseLayers | None:
+    """Return the layers with experts; None without any."""
+    return SparseLayers.read(config, num_layers, DEFAULT)

@@ -30,6 +30,7 @@ class WeightNames:
     query_norm: str = "model.layers.{}.self_attn.q_norm"
     key_norm: str = "model.layers.{}.self_attn.k_norm"
     mlp_norm: str = "model.layers.{}.post_attention_layernorm"
+    mlp: str = "model.layers.{}.mlp"
     gate: str = "model.layers.{}.mlp.gate_proj"
     up: str = "model.layers.{}.mlp.up_proj"
     down: str = "model.layers.{}.mlp.down_proj"

@@ -313,6 +313,10 @@ class WeightReader:
         """Mark names with these endings as not needed."""
         self._unread = {name for name in self._unread if not name.endswith(suffixes)}
 
+    def skip_matrix(self, name: str) -> None:
+        """Mark a matrix as not needed: another rank has it."""
+        self._unread.difference_update((f"{name}.weight", f"{name}.weight_scale"))
+
     def skip_under(self, prefix: str) -> None:
         """Mark names with this prefix as not needed."""
         self._unread = {name for name in self._unread if not name.startswith(prefix)}

@@ -162,7 +162,9 @@ class OverlapTextGenerationPipeline(TextGenerationPipeline):
     def _launch(self, batch: ScheduledBatch, before: AsyncBatch | None) -> AsyncBatch | None:
         if not batch:
             if self.pipeline_config.execute_empty_batches:
-                self._stream.launch(self.runner.forward_idle)
+                idle = self._stream.launch(lambda: self.runner.forward_idle().logits)
+                if before is None:  # or forwards would be started faster than they end
+                    self._stream.download(idle).wait()
             return None
         runner, rows = self.runner, batch.sampling_rows
         names = batch.columns.request_id

@@ -81,7 +81,7 @@ class RankLeader:
         devices = config.model.device_specs
         facts = HuggingFaceConfig.read(config.model.model_path)
         kind = model_class(facts, runs_alone=config.runs_alone)
-        kind.check_shards(facts, len(devices))
+        kind.check_shards(facts, len(devices), config.ep_size)
         _check_exist(devices)
         self._on_lost: Callable[[str], None] | None = None
         self._lost = ""

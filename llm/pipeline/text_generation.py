@@ -37,7 +37,8 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
         """Run a batch's forwards and sample for its sampling rows; wait for the results."""
         with self.runner.session.profiler.step(batch.mode), torch.inference_mode():
             if not batch:
-                self.runner.forward_idle()
+                idle = self._stream.launch(lambda: self.runner.forward_idle().logits)
+                self._stream.download(idle).wait()
                 return StepOutput({})
             speculation = self.speculation
             if speculation is not None and batch.num_steps > 1:

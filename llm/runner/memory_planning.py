@@ -227,11 +227,7 @@ class MemoryPlanning:
     def captures_decoding(self) -> bool:
         """Whether decode forwards are replayed, if the attention backend supports it."""
         can_capture = self._model_class.can_capture and not self.model_config.disable_cuda_graph
-        return (
-            can_capture
-            and self._decodes_on_gpu
-            and self._model_class.can_capture_checkpoint(self.huggingface_config)
-        )
+        return can_capture and self._decodes_on_gpu
 
     @property
     def samples_on_device(self) -> bool:

@@ -136,7 +136,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Read the model's sizes, those of heads for this rank. Raises `ConfigError` for a model
         that cannot be split.
         """
-        self._model_class.check_shards(self.huggingface_config, self.group.size)
+        facts, ep_size = self.huggingface_config, self.server_config.ep_size
+        self._model_class.check_shards(facts, self.group.size, ep_size)
         shape, shard = self._model_class.shape(self.huggingface_config), Shard(0, self.group.size)
         self.num_hidden_layers = shape.num_layers
         self.num_attention_heads = shard.num_heads(shape.num_heads)  # of this rank
@@ -344,21 +345,28 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             return
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)
         for length in sorted({min(length, longest) for length in WARM_UP_LENGTHS}):
-            pages = PADDING_PAGES * -(-length // self.page_size)
-            row = ScheduledRow(
-                request_id="",
-                token_ids=(0,) * length,
-                start=0,
-                pages=pages,
-                is_extend=True,
-                samples=True,
-                sampling=SamplingParams(),
-            )
+            row = self._padding_row(length)
             with torch.inference_mode():
-                inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
-                outputs = self.loaded_model.execute(inputs)
+                outputs = self._execute_padding(row)
                 self.sample_tokens(outputs, self.token_sampler.prepare([row]))
             self.token_sampler.release("")
+
+    def _padding_row(self, length: int) -> ScheduledRow:
+        """Return a prompt of so many tokens in the padding page."""
+        return ScheduledRow(
+            request_id="",
+            token_ids=(0,) * length,
+            start=0,
+            pages=PADDING_PAGES * -(-length // self.page_size),
+            is_extend=True,
+            samples=True,
+            sampling=SamplingParams(),
+            embeds=not self.is_generation,
+        )
+
+    def _execute_padding(self, row: ScheduledRow) -> ModelOutputs:
+        inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
+        return self.loaded_model.execute(inputs)
 
     def prepare(
         self,
@@ -419,8 +427,12 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             return outputs if outputs.logits.dtype == dtype else _as_sampled(outputs, dtype)
 
     def forward_idle(self) -> ModelOutputs:
-        """Run a forward without rows; returns [0, V] logits."""
+        """Run a forward of one padding token: this rank takes part in the collectives of all
+        layers; returns [0, V] logits.
+        """
         self.forward_pass_id += 1
+        with torch.inference_mode():
+            self._execute_padding(self._padding_row(1))
         nothing = torch.empty(0, self.vocab_size, device=self.device)
         return ModelOutputs(nothing, nothing, (0,))
 

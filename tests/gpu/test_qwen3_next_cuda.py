@@ -51,12 +51,12 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize(
-    ("model_name", "captures"), [("dense", False), ("dense", True), ("sparse", False)]
+    ("model_name", "captures"),
+    [("dense", False), ("dense", True), ("sparse", False), ("sparse", True)],
 )
 def test_greedy_tokens_in_a_batch(
     model_name: str, captures: bool, overlaps: bool, request: pytest.FixtureRequest
 ) -> None:
-    """Forwards with experts are never captured, whatever is configured."""
     folder = request.getfixturevalue(model_name)
     model = reference(folder)
     expected = [greedy(model, prompt) for prompt in PROMPTS]
@@ -66,7 +66,7 @@ def test_greedy_tokens_in_a_batch(
             "device_specs": ["cuda"],
             "quantization_encoding": "float32",
             "attention_backend": "gathered",
-            "disable_cuda_graph": not captures and model_name == "dense",
+            "disable_cuda_graph": not captures,
             "kv_cache": {"kv_cache_page_size": 16, "num_pages": 64},
         },
         max_batch_size=8,

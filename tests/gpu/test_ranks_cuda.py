@@ -15,7 +15,8 @@ from llm.engine.engine import create_engine
 from llm.request import FinishReason, Request, SamplingParams, Token
 from tests.gpu.test_cuda_graphs import SHAPE, VOCAB
 from tests.llm.llama_checkpoints import random_ids, write_llama
-from tests.llm.parallel.engines import pipeline_of, tokens, wait_stopped
+from tests.llm.parallel.engines import pipeline_of, tokens, wait_for, wait_stopped
+from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,6 +66,35 @@ def test_two_gpus_generate_the_tokens_of_one(checkpoint: Path, overlaps: bool) -
     assert found == expected
     eager, replays = run(checkpoint, TWO, model={"disable_cuda_graph": True}, **keys)
     assert (eager, replays) == (expected, 0)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_two_gpus_with_experts_generate_the_tokens_of_one(tmp_path: Path, overlaps: bool) -> None:
+    """Whole experts on each, and a part of each expert."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    folder = write_qwen3_moe(tmp_path, **heads, initializer_range=0.4)
+    keys = {"enable_overlap_scheduler": overlaps, "max_num_steps": 1}
+    expected, _ = run(folder, TWO[:1], **keys)
+    for ep_size in (1, 2):
+        found, replays = run(folder, TWO, ep_size=ep_size, **keys)
+        assert replays > 0
+        assert found == expected
+    eager, _ = run(folder, TWO, ep_size=2, model={"disable_cuda_graph": True}, **keys)
+    assert eager == expected
+
+
+def test_idle_gpus_run_forwards_together(tmp_path: Path) -> None:
+    folder = write_qwen3_moe(tmp_path, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
+    expected, _ = run(folder, TWO[:1])
+    engine = create_engine(config(folder, TWO, ep_size=2, execute_empty_batches=True))
+    engine.start()
+    wait_for(lambda: engine.stats().empty_steps > 10)
+    found = tokens(engine)
+    before = engine.stats().empty_steps
+    wait_for(lambda: engine.stats().empty_steps > before + 10)
+    engine.shutdown()
+    pipeline_of(engine).shutdown()
+    assert found == expected
 
 
 def test_a_killed_rank_does_not_leave_the_other_one_in_a_collective(checkpoint: Path) -> None:

@@ -67,6 +67,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "model.device_specs",
             "--replicas",
             "model.data_parallel_degree",
+            "ep_size",
             "model.quantization_encoding",
             "model.rope_type",
             "model.attention_backend",

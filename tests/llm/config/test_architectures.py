@@ -10,7 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from llm.batch import ReturnLogits
 from llm.config import supported_architectures
@@ -34,6 +41,7 @@ from tests.llm.llama_checkpoints import (
     row,
     write_random,
 )
+from tests.llm.qwen3_moe_checkpoints import EXPERTS
 
 YARN = {
     "rope_type": "yarn",
@@ -52,6 +60,11 @@ VARIANTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen2 yarn": (Qwen2Config, {"rope_parameters": YARN}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
     "qwen3 with biases": (Qwen3Config, {"head_dim": 16, "attention_bias": True, **SOME_LAYERS}),
+    "qwen3 moe": (Qwen3MoeConfig, EXPERTS),
+    "qwen3 moe, half of its layers": (
+        Qwen3MoeConfig,
+        EXPERTS | {"decoder_sparse_step": 2, "norm_topk_prob": True, "rope_parameters": YARN},
+    ),
     "mistral": (MistralConfig, {"sliding_window": None, "tie_word_embeddings": False}),
     "mistral with a window": (MistralConfig, {"sliding_window": 70, "head_dim": 24}),
     "llama with biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),

@@ -22,6 +22,7 @@ INTERPRETED = (
     "tests/decoder/kernels/interpreted_kernels.py",
     "tests/llm/kernels/interpreted_kernels.py",
     "tests/llm/layers/interpreted_layers.py",
+    "tests/llm/models/interpreted_models.py",
 )
 """Tests in Triton's interpreter; tests/gpu runs kernels on a device."""
 

@@ -6,6 +6,8 @@ The interpreter executes a kernel block by block, without compilation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
+from llm.kernels.experts import choose_experts, sort_pairs
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
@@ -37,6 +40,14 @@ from llm.layers.decoder import (
     Rotary,
     SelfAttention,
     silu_and_multiply,
+)
+from llm.layers.experts import (
+    ExpertMatrix,
+    ExpertsShape,
+    GroupedExperts,
+    SeparateExperts,
+    SparseExperts,
+    choose,
 )
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
@@ -295,6 +306,123 @@ def test_rows_rounded_to_float8(rows: int) -> None:
         assert relative_error(values, expected.values.float() * expected.scales[:, None]) < 0.01
     zeros = quantize(torch.zeros(rows, 96))
     assert not zeros.values.float().any()
+
+
+@dataclass(frozen=True)
+class ExpertCase:
+    """A sparse layer of hidden size 48 and inner size 40, and the experts of a rank."""
+
+    num_experts: int
+    num_chosen: int
+    normalizes: bool = True
+    first: int = 0
+    count: int | None = None  # None: all
+
+    @property
+    def own(self) -> range:
+        count = self.num_experts if self.count is None else self.count
+        return range(self.first, self.first + count)
+
+
+EXPERT_CASES = [
+    ExpertCase(6, 2),
+    ExpertCase(5, 3, normalizes=False),
+    ExpertCase(8, 3, first=4, count=4),
+    ExpertCase(3, 3),
+    ExpertCase(2, 1, first=1, count=1),
+]
+
+
+def experts_of(
+    case: ExpertCase, dtype: torch.dtype = torch.float32, *, float8: bool = False
+) -> tuple[SeparateExperts, GroupedExperts]:
+    """Return the same experts one by one and grouped."""
+    hidden, inner = 48, 40
+    factory = LinearFactory(
+        dtype=dtype, device=torch.device("cpu"), int8=False, float8=float8, vendor_blas=True
+    )
+    gate_ups, downs = (
+        [LinearWeight(normal(num_out, num_in) * num_in**-0.5) for _ in case.own]
+        for num_out, num_in in ((2 * inner, hidden), (hidden, inner))
+    )
+    shape = ExpertsShape(case.num_experts, case.num_chosen, inner, 0, case.normalizes)
+    mlps = [
+        GatedMLP(factory.linear(gate_up), factory.linear(down), NullGroup())
+        for gate_up, down in zip(gate_ups, downs, strict=True)
+    ]
+    matrices = [ExpertMatrix.load(each, len(case.own), factory) for each in (gate_ups, downs)]
+    first = case.own.start
+    return SeparateExperts(shape, first, mlps), GroupedExperts(shape, first, *matrices)
+
+
+# Rows of a rank's experts that no token has chosen are not set, and numpy warns of their values.
+any_values = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@any_values
+@pytest.mark.parametrize("case", EXPERT_CASES, ids=str)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_experts(case: ExpertCase, rows: int) -> None:
+    for dtype, error in ((torch.float32, 1e-6), (torch.float16, 3e-3)):
+        separate, grouped = experts_of(case, dtype)
+        x, logits = normal(rows, 48, dtype=dtype), normal(rows, case.num_experts, dtype=dtype)
+        expected = separate(x, logits)
+        found = grouped(x, logits)
+        assert (found - expected).norm() <= error * expected.norm()
+        assert expected.any() or rows == 1
+
+
+def test_an_experts_rows_fill_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows choose the same expert; their pairs are read in several blocks, too."""
+    monkeypatch.setattr("llm.kernels.experts.SORT_BLOCK", 16)
+    separate, grouped = experts_of(ExpertCase(16, 1))
+    x, logits = normal(20, 48), normal(1, 16).expand(20, 16).contiguous()
+    assert torch.allclose(grouped(x, logits), separate(x, logits), atol=1e-5)
+
+
+@any_values
+@pytest.mark.parametrize("case", EXPERT_CASES[:3], ids=str)
+def test_float8_experts(case: ExpertCase) -> None:
+    separate, grouped = experts_of(case, float8=True)
+    x, logits = normal(9, 48), normal(9, case.num_experts)
+    assert relative_error(grouped(x, logits), separate(x, logits)) < 0.01
+
+
+def test_a_choice_of_experts() -> None:
+    """The first of equal experts are chosen."""
+    shape = ExpertsShape(20, 4, 8, 0, normalizes=True)
+    logits = normal(9, 20)
+    chosen, shares = choose_experts(logits, 4, normalizes=True)
+    numbers, parts = choose(logits, shape)
+    assert torch.equal(chosen.long(), numbers)
+    assert torch.allclose(shares, parts)
+    chosen, shares = choose_experts(torch.zeros(2, 20), 4, normalizes=False)
+    assert chosen.tolist() == [[0, 1, 2, 3]] * 2
+    assert torch.allclose(shares, torch.full((2, 4), 1 / 20))
+
+
+def test_pairs_are_sorted_by_expert_and_token() -> None:
+    chosen = torch.tensor([[3, 0], [1, 3], [0, 2], [3, 1]], dtype=torch.int32)
+    order, starts = sort_pairs(chosen, 0, 4)
+    assert order.tolist() == [1, 4, 2, 7, 5, 0, 3, 6]
+    assert starts.tolist() == [0, 2, 4, 5, 8]
+    order, starts = sort_pairs(chosen, 2, 2)
+    assert starts.tolist() == [0, 1, 4]
+    assert order[:4].tolist() == [5, 0, 3, 6]
+
+
+def test_a_layer_with_experts() -> None:
+    parts = Parts()
+    separate, _ = experts_of(ExpertCase(6, 2), HALF)
+    wide = LinearFactory(dtype=HALF, device=torch.device("cpu"), int8=False, vendor_blas=True)
+    router = wide.linear(LinearWeight(normal(6, parts.hidden)))
+    sparse = SparseExperts(router, separate, None, NullGroup())
+    parts.counterpart = replace(parts.counterpart, mlp=sparse)
+    x = normal(2, parts.hidden, dtype=HALF)
+    expected, _ = parts.run(None, x)
+    found, _ = parts.run(ALL, x)
+    assert relative_error(found - x, expected - x) < 0.02
+    assert FusedLayer(parts.counterpart, ALL).num_kernel_products == 2
 
 
 def test_a_layer_over_a_backend_that_stores_for_itself() -> None:

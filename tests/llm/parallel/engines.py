@@ -31,7 +31,8 @@ def requests() -> list[Request]:
 def tokens(engine: Engine) -> list[list[Token]]:
     """Run all requests at once and return their tokens."""
     streams = [engine.submit(request) for request in requests()]
-    engine.start()
+    if not engine.is_running:
+        engine.start()
     return [[token for chunk in stream for token in chunk.token_ids] for stream in streams]
 
 

@@ -24,6 +24,7 @@ from tests.deadlines import HANG_S
 from tests.llm.llama_checkpoints import write_llama
 from tests.llm.parallel.engines import pipeline_of, tokens, wait_for, wait_stopped
 from tests.llm.parallel.test_sharded_models import split_config
+from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
@@ -58,6 +59,49 @@ def test_ranks_generate_the_tokens_of_one(folder: Path, num_ranks: int, num_step
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
     assert run(folder, num_ranks, **keys) == expected
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_with_experts_generate_the_tokens_of_one(tmp_path: Path, num_ranks: int) -> None:
+    """Whole experts, and each expert cut."""
+    folder = write_qwen3_moe(tmp_path, **HEADS, initializer_range=0.4)
+    expected = run(folder, 1)
+    assert min(map(len, expected)) > 12
+    for ep_size in (1, num_ranks):
+        assert run(folder, num_ranks, ep_size=ep_size) == expected
+
+
+def test_idle_ranks_run_forwards(tmp_path: Path) -> None:
+    """In step with each other, so that requests get the same tokens."""
+    folder = write_qwen3_moe(tmp_path, **HEADS, initializer_range=0.4)
+    expected = run(folder, 1)
+    keys = {"ep_size": 2, "execute_empty_batches": True, "sampling": {"enable_penalties": True}}
+    engine = create_engine(split_config(folder, 2, **keys))
+    engine.start()
+    wait_for(lambda: engine.stats().empty_steps > 3)
+    found = tokens(engine)
+    before = engine.stats().empty_steps
+    wait_for(lambda: engine.stats().empty_steps > before + 3)
+    engine.shutdown()
+    pipeline_of(engine).shutdown()
+    assert found == expected
+
+
+def test_an_idle_engine_notices_a_rank_that_is_stopped(folder: Path) -> None:
+    """Its turn does not end, which is what `--step-timeout-s` limits."""
+    engine = create_engine(split_config(folder, 2, execute_empty_batches=True))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    engine.start()
+    (rank,) = leader.process_ids
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        wait_for(lambda: engine.stats().turn_s > 0.5)
+    finally:
+        os.kill(rank, signal.SIGCONT)
+    wait_for(lambda: engine.stats().turn_s < 0.5)
+    engine.shutdown()
+    pipeline_of(engine).shutdown()
 
 
 def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 from llm.config import ModelConfig, PipelineConfig
 from llm.errors import ConfigError
 from llm.models.llama import LlamaModel
+from llm.models.qwen3_moe import Qwen3MoeModel
 from llm.models.weights import SafetensorsWeights
 from llm.parallel.group import Group
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
@@ -46,6 +47,7 @@ from tests.llm.llama_checkpoints import (
 from tests.llm.models.test_embeddings import write_bare, write_modules
 from tests.llm.parallel.rank_threads import on_ranks
 from tests.llm.pipeline.test_overlap import EMPTY, next_row, prompt_row
+from tests.llm.qwen3_moe_checkpoints import qwen3_moe, write_qwen3_moe
 from tests.llm.qwen3_next_checkpoints import write_qwen3_next
 from tests.llm.runner.host_graphs import use_gathered, use_graphs
 from tests.llm.runner.late_stream import LateStream
@@ -53,6 +55,7 @@ from tests.llm.runner.test_cuda_graphs import Decoding
 
 MAX_DIFFERENCE = 1e-4
 
+MOE_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 EIGHT_HEADS = SMALL | {"num_attention_heads": 8, "num_key_value_heads": 4}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**EIGHT_HEADS),
@@ -63,20 +66,22 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**EIGHT_HEADS | {"sliding_window": 16}),
     "qwen2": Qwen2Config(**EIGHT_HEADS),
     "qwen3": Qwen3Config(**EIGHT_HEADS, head_dim=16),
+    "qwen3 moe, each expert cut": qwen3_moe(**MOE_HEADS),
+    "qwen3 moe, some dense layers": qwen3_moe(**MOE_HEADS, decoder_sparse_step=2),
 }
 
 
-def split_config(folder: Path, num_ranks: int, **keys: Any) -> PipelineConfig:
+def split_config(folder: Path, num_ranks: int, *, ep_size: int = 1, **keys: Any) -> PipelineConfig:
     """Return the configuration of a model on several CPU ranks."""
     plain = pipeline_config(folder, **keys)
     fields = plain.model.model_dump(exclude_unset=True) | {"device_specs": ["cpu"] * num_ranks}
     kept = plain.model_dump(exclude_unset=True, exclude={"model"})
-    return PipelineConfig(model=ModelConfig(**fields), **kept)
+    return PipelineConfig(model=ModelConfig(**fields), ep_size=ep_size, **kept)
 
 
-def run(folder: Path, group: Group | None = None) -> tuple[Tensor, Tensor]:
+def run(folder: Path, group: Group | None = None, ep_size: int = 1) -> tuple[Tensor, Tensor]:
     """Return the logits of a mixed batch after a prompt, and of the step after it."""
-    config = split_config(folder, 1 if group is None else group.size)
+    config = split_config(folder, 1 if group is None else group.size, ep_size=ep_size)
     runner = ModelRunner(config, group=group)
     runner.initialize()
     first, second = random_ids(40, 96), random_ids(21, 96, seed=1)
@@ -96,6 +101,19 @@ def test_logits_of_ranks_are_those_of_one(tmp_path: Path, name: str, num_ranks: 
     folder = write_random(tmp_path, CONFIGS[name])
     expected = run(folder)
     for logits in on_ranks(num_ranks, tmp_path, lambda group: run(folder, group)):
+        for own, reference in zip(logits, expected, strict=True):
+            assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
+            assert own.shape == reference.shape
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_ranks_with_whole_experts(tmp_path: Path, num_ranks: int, is_int8: bool) -> None:
+    folder = write_qwen3_moe(tmp_path / "float", **MOE_HEADS, decoder_sparse_step=2)
+    if is_int8:
+        folder = quantize_checkpoint(folder, tmp_path / "int8")
+    expected = run(folder)
+    for logits in on_ranks(num_ranks, tmp_path, lambda group: run(folder, group, num_ranks)):
         for own, reference in zip(logits, expected, strict=True):
             assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
             assert own.shape == reference.shape
@@ -149,11 +167,17 @@ def test_hidden_states_of_an_embedding_model(tmp_path: Path) -> None:
         assert torch.allclose(found, states(), rtol=0, atol=MAX_DIFFERENCE)
 
 
-def test_a_row_on_four_ranks_does_not_depend_on_its_batch(tmp_path: Path) -> None:
-    folder = write_random(tmp_path, CONFIGS["llama"])
+@pytest.mark.parametrize(
+    ("name", "ep_size"),
+    [("llama", 1), ("qwen3 moe, each expert cut", 1), ("qwen3 moe, each expert cut", 4)],
+)
+def test_a_row_on_four_ranks_does_not_depend_on_its_batch(
+    tmp_path: Path, name: str, ep_size: int
+) -> None:
+    folder = write_random(tmp_path, CONFIGS[name])
 
     def logits(group: Group) -> tuple[Tensor, Tensor]:
-        runner = ModelRunner(split_config(folder, 4), group=group)
+        runner = ModelRunner(split_config(folder, 4, ep_size=ep_size), group=group)
         runner.initialize()
         own = row(random_ids(33, 96), PAGES[:3])
         others = [
@@ -234,6 +258,31 @@ def test_a_rank_reads_its_part_of_each_matrix(
     assert [weights.num_read for weights in opened] == [sum(sizes) // 4 + sum(norms)] * 4
 
 
+@pytest.mark.parametrize("ep_size", [1, 4])
+def test_a_rank_reads_its_part_of_the_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ep_size: int
+) -> None:
+    """And all routers and norms. The memory plan counts the same."""
+    folder = write_qwen3_moe(tmp_path, **MOE_HEADS)
+    opened: list[CountedWeights] = []
+
+    def counted(_: PipelineConfig) -> CountedWeights:
+        opened.append(CountedWeights.find(folder))
+        return opened[-1]
+
+    monkeypatch.setattr(model_runner, "open_weights", counted)
+    on_ranks(4, tmp_path, lambda group: run(folder, group, ep_size)[0])
+    infos = opened[0].info()
+    whole = {
+        n for n, info in infos.items() if n.endswith("mlp.gate.weight") or len(info.shape) == 1
+    }
+    shared = sum(infos[name].num_values for name in whole)
+    divided = sum(info.num_values for name, info in infos.items() if name not in whole)
+    assert [weights.num_read for weights in opened] == [divided // 4 + shared] * 4
+    planned = Qwen3MoeModel.estimate_weights_size(split_config(folder, 4, ep_size=ep_size))
+    assert planned == pytest.approx(4 * (divided // 4 + shared), rel=0.02)
+
+
 def test_the_memory_plan_counts_the_part_of_a_rank(tmp_path: Path) -> None:
     folder = write_random(tmp_path, CONFIGS["llama"])
     sizes = [LlamaModel.estimate_weights_size(split_config(folder, count)) for count in (1, 2, 8)]
@@ -260,6 +309,67 @@ def test_sizes_that_cannot_be_divided(
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=message):
         create_pipeline(split_config(tmp_path, num_ranks))
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_ranks", "ep_size", "message"),
+    [
+        ({}, 4, 2, "ep_size=2 must be 1 or the number of devices of one model, which is 4"),
+        ({}, 1, 2, "ep_size=2 must be 1 or the number of devices of one model, which is 1"),
+        ({"num_experts": 6}, 4, 4, "num_experts=6 cannot be divided by 4"),
+        ({"moe_intermediate_size": 25}, 2, 1, "moe_intermediate_size=25 cannot be divided by 2"),
+        ({"mlp_only_layers": [0, 1, 2]}, 2, 2, "ep_size=2: no layer of this model has experts"),
+    ],
+)
+def test_experts_that_cannot_be_spread(
+    tmp_path: Path, keys: dict[str, Any], num_ranks: int, ep_size: int, message: str
+) -> None:
+    """The error comes before weights are read."""
+    write_qwen3_moe(tmp_path, **MOE_HEADS, **keys)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=message):
+        create_pipeline(split_config(tmp_path, num_ranks, ep_size=ep_size))
+
+
+def test_experts_are_spread_over_the_devices_of_a_replica() -> None:
+    model = {"device_specs": ["cpu"] * 4, "data_parallel_degree": 2}
+    assert PipelineConfig(model=model, ep_size=2).of_replica(1).ep_size == 2
+    with pytest.raises(ConfigError, match=r"ep_size=4 must be 1 or .* which is 2"):
+        PipelineConfig(model=model, ep_size=4)
+
+
+def test_a_model_without_experts_has_none_to_spread(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ep_size=2: LlamaForCausalLM has no experts"):
+        split_config(write_llama(tmp_path), 2, ep_size=2)
+
+
+def test_all_ranks_take_part_in_idle_forwards(tmp_path: Path) -> None:
+    """They reach the collectives of all layers and of the head, and change nothing."""
+    folder = write_qwen3_moe(tmp_path, **MOE_HEADS)
+    prompt = batch(row(random_ids(20, 96), PAGES[:2]))
+    following = batch(row([5], PAGES[:2], 20))
+
+    def logits(group: Group) -> tuple[Tensor, Tensor, int]:
+        runner = ModelRunner(split_config(folder, 2, ep_size=2), group=group)
+        runner.initialize()
+        runner.forward(runner.prepare(prompt))
+        plain = runner.forward(runner.prepare(following)).logits
+        sums: list[torch.Size] = []
+        all_reduce = group.all_reduce
+
+        def counted(partial: Tensor) -> Tensor:
+            sums.append(partial.shape)
+            return all_reduce(partial)
+
+        group.all_reduce = counted  # type: ignore[method-assign]
+        assert runner.forward_idle().logits.shape == (0, 96)
+        group.all_reduce = all_reduce  # type: ignore[method-assign]
+        assert set(sums) == {(1, 48)}
+        return plain, runner.forward(runner.prepare(following)).logits, len(sums)
+
+    for plain, after, num_sums in on_ranks(2, tmp_path, logits):
+        assert torch.equal(plain, after)
+        assert num_sums == 1 + 2 * 3  # the embedding, attention and experts of three layers
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.llm.gguf_files import quantised
 from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import batch, pipeline_config, random_ids, row, write_llama
 from tests.llm.lora.test_lora import run
+from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
 from tests.llm.qwen3_next_checkpoints import write_qwen3_next
 
 SHIPPED = LlamaShape(hidden=512, layers=2, heads=8, kv_heads=4, intermediate=1536)
@@ -134,9 +135,10 @@ def small(
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=request.param))
 
 
-HYBRIDS: dict[str, Callable[[Path], Path]] = {
+OTHERS: dict[str, Callable[[Path], Path]] = {
     "short convolutions": write_lfm2,
     "delta nets": write_qwen3_next,
+    "experts": write_qwen3_moe,
 }
 
 
@@ -145,15 +147,16 @@ HYBRIDS: dict[str, Callable[[Path], Path]] = {
     params=[
         *(("short convolutions", e) for e in ("int8", "float32", "bfloat16", "float8_e4m3fn")),
         ("delta nets", "float32"),
+        *(("experts", encoding) for encoding in ("int8", "float32")),
     ],
     ids="-".join,
 )
-def hybrid(
+def other(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TextGenerationPipeline:
-    """Return a pipeline with recurrent states next to the pages."""
+    """Return a pipeline with recurrent states next to the pages, or with experts."""
     kind, encoding = request.param
-    folder = HYBRIDS[kind](tmp_path_factory.mktemp("hybrid"))
+    folder = OTHERS[kind](tmp_path_factory.mktemp("other"))
     return TextGenerationPipeline(pipeline_config(folder, num_pages=500, encoding=encoding))
 
 
@@ -235,8 +238,8 @@ def test_any_schedule_gives_the_same_tokens(small: TextGenerationPipeline) -> No
     check_any_schedule(Streams(small))
 
 
-def test_any_schedule_gives_the_same_tokens_with_states(hybrid: TextGenerationPipeline) -> None:
-    check_any_schedule(Streams(hybrid))
+def test_any_schedule_gives_the_same_tokens_of_other_models(other: TextGenerationPipeline) -> None:
+    check_any_schedule(Streams(other))
 
 
 def check_any_schedule(streams: Streams) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from llm.runner.model_runner import ModelRunner
 from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
+from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
 from tests.llm.qwen3_next_checkpoints import EXPERTS, write_qwen3_next
 
 TOKENS, MAX_ROWS, PAGE_SIZE = 2048, 64, 16
@@ -20,11 +21,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "short convolutions": {"hidden_size": 256, "intermediate_size": 64, "vocab_size": 512},
     "delta nets": {"linear_key_head_dim": 32, "linear_value_head_dim": 48, "vocab_size": 512},
     "experts": {**EXPERTS, "moe_intermediate_size": 512, "linear_value_head_dim": 2},
+    "experts without states": {"moe_intermediate_size": 512},
 }
 WRITERS: dict[str, Callable[..., Path]] = {
     "short convolutions": write_lfm2,
     "delta nets": write_qwen3_next,
     "experts": write_qwen3_next,
+    "experts without states": write_qwen3_moe,
 }
 NUMS_OF_ROWS = (1, 16, MAX_ROWS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,13 @@ from llm.runner.device_memory import (
 from llm.runner.memory_planning import MAX_CPU_KV_BYTES
 from llm.runner.model_runner import ModelRunner
 from tests.closeness import error
+from tests.llm.csm_checkpoints import write_csm
+from tests.llm.lfm2_checkpoints import write_lfm2
 from tests.llm.llama_checkpoints import batch, pipeline_config, row, write_llama
+from tests.llm.models.test_embeddings import write_bare
+from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
+from tests.llm.qwen3_next_checkpoints import write_qwen3_next
+from tests.llm.qwen3_tts_checkpoints import write_qwen3_tts
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +117,34 @@ def test_attention_is_planned_once_before_each_pass(checkpoint: Path) -> None:
     assert runner.forward_pass_id == 2
 
 
-def test_an_idle_pass_has_no_rows(checkpoint: Path) -> None:
-    runner = ModelRunner(pipeline_config(checkpoint))
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_llama,
+        write_lfm2,
+        write_qwen3_next,
+        write_qwen3_moe,
+        write_csm,
+        write_qwen3_tts,
+        write_bare,
+    ],
+)
+def test_an_idle_pass_runs_the_layers_for_no_rows(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """In the padding page and the padding state."""
+    runner = ModelRunner(pipeline_config(write(tmp_path)))
     runner.initialize()
-    assert runner.forward_idle().next_token_logits.shape == (0, 96)
+    pool, states = runner.token_to_kv_pool, runner.gdn_pool
+    assert pool is not None
+    found = runner.forward_idle()
+    assert found.next_token_logits.shape == (0, runner.vocab_size)
     assert runner.forward_pass_id == 1
+    written = [{*pool.keys(layer).nonzero()[:, 0].tolist()} for layer in range(pool.num_layers)]
+    assert written == [{0}] * pool.num_layers
+    if states is not None:
+        assert states.layer(0, 0)[0].any()
+        assert not states.layer(0, 0)[1:].any()
 
 
 def test_a_decode_pass_is_one_longer_extend(checkpoint: Path) -> None:
