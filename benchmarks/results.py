@@ -36,6 +36,7 @@ QUICK = "--pdl-level 2 --use-experimental-kernels true"
 OVERLAP = f"--enable-overlap-scheduler {QUICK}"
 STEPS = "--step-s 6 --warm-up-s 6.4 --repeat 1 --clients 8"
 SERVED = f"{STEPS} -- {OVERLAP} --front-ends 4"
+STATEFUL = """--audio-decoder-config '{"stateful": true}'"""
 EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
 KINDS: dict[str, dict[str, str]] = {
     "gpu": {
@@ -53,6 +54,7 @@ KINDS: dict[str, dict[str, str]] = {
         f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "peers": "core --shape llasa-1b --part decode throughput peers --tokens 128 --repeat 2 "
         f"--crowds 64 256 {OVERLAP} --max-batch-size 256 --max-length 2304",
+        "frames": f"frames {QUICK}",
         "prompts": f"prompts --shape llasa-1b --repeat 4 {QUICK}",
         "sampling": "sampling",
         "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
@@ -60,14 +62,20 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
         "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 320 "
         f"--closeness 0.2 {SERVED} {EARLY}",
+        "serve_csm": f"serve --shape csm --part alone streams --alone 15 --start 256 --most 400 "
+        f"--closeness 0.2 {SERVED}",
+        "serve_qwen": f"serve --shape qwen --part alone streams --alone 15 --start 256 --most 512 "
+        f"""--closeness 0.2 {SERVED} --chunk-size 16,16,32,64 {STATEFUL}""",
         "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
     },
     "two_gpus": {
-        name: f"core {arguments} --part decode throughput --limit-s 12 --repeat 3 "
+        name: f"core {arguments} --part decode throughput --limit-s 20 --repeat 3 "
         f"{OVERLAP} --max-batch-size 256 --max-length 2304"
         for name, arguments in {
+            "experts_one": "--shape qwen3-30b-a3b",
+            "experts_two": "--shape qwen3-30b-a3b --model.device-specs cuda:0,cuda:1 --ep-size 2",
             "float8_1b": "--shape llasa-1b --model.quantization-encoding float8_e4m3fn",
             "float8_3b": "--shape llama-3b --model.quantization-encoding float8_e4m3fn",
             "tensor_parallel_3b_one": "--shape llama-3b",
