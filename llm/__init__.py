@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from llm.kv_cache.manager import KVCacheManager
     from llm.kv_cache.state_pool import StatePart, StatePool
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
+    from llm.kv_cache.transfer import PageClaim, PageTransfer
     from llm.lora.manager import LoRAManager
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
@@ -110,6 +111,8 @@ __all__ = [
     "ModelOutputs",
     "ModelRunner",
     "OverlapTextGenerationPipeline",
+    "PageClaim",
+    "PageTransfer",
     "PipelineConfig",
     "PipelineModel",
     "PipelineRole",
@@ -198,6 +201,7 @@ _HOMES = {
     "llm.kv_cache.manager": ("KVCacheManager",),
     "llm.kv_cache.state_pool": ("StatePart", "StatePool"),
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
+    "llm.kv_cache.transfer": ("PageClaim", "PageTransfer"),
     "llm.lora.manager": ("LoRAManager",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),

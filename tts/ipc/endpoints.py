@@ -69,6 +69,7 @@ class ServerEndpoints:
     """Endpoints of all engines of a server."""
 
     model: tuple[Endpoints, ...]  # of each replica
+    prefill: tuple[Endpoints, ...] = ()  # of each engine that computes prompts for them
     text: Endpoints | None = None  # of a text model
     admission: Endpoints | None = None  # of calls, where no engine admits them
 

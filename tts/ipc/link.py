@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections import deque
 
+import msgspec
 import zmq
 
 from llm import ConfigError, QueueFullError
@@ -41,6 +43,8 @@ from tts.ipc.messages import (
 from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
 from tts.observe.engine_status import EngineStatus
 
+logger = logging.getLogger("tts.ipc")
+
 HELLO_S = 0.05
 STALL_S = 15.0  # without a heartbeat for so long, the engine counts as lost
 QUIET_S = 4.0  # after so long as unresponsive; its streams continue
@@ -50,6 +54,14 @@ LAST_WORDS_MS = 200
 
 class EngineUnloadedError(EngineLostError):
     """Error of a request whose engine has unloaded its model; it may be repeated."""
+
+
+class WrongServerError(ConfigError):
+    """Error for an engine that is not of the server that was looked for, but of `server_id`."""
+
+    def __init__(self, message: str, server_id: str) -> None:
+        super().__init__(message)
+        self.server_id = server_id
 
 
 class Stream:
@@ -215,7 +227,13 @@ class Link:
 
     def _received(self, frames: list[bytes]) -> None:
         self._heartbeat.beat()
-        for message in decode_from_engine(frames[-1]):
+        try:
+            messages = decode_from_engine(frames[-1])
+        except msgspec.DecodeError as error:
+            logger.error("invalid messages of the engine: %s", error)
+            self._break()
+            return
+        for message in messages:
             self._take(message)
 
     def _take(self, message: EngineMessage) -> None:
@@ -245,10 +263,11 @@ class Link:
             self._welcomed.set_result(greeting.info)
             return
         self._welcomed.set_exception(
-            ConfigError(
+            WrongServerError(
                 f"the engine at {self._endpoints.request} belongs to another server "
                 f"({greeting.server_id}, this is {self._endpoints.server_id}): "
-                "give each server a zmq_endpoint_base of its own"
+                "give each server a zmq_endpoint_base of its own",
+                greeting.server_id,
             )
         )
 

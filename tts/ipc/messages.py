@@ -2,6 +2,7 @@
 
     Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
     Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Codes or Admitted
+    Prefill, of another engine ─▶          ◀─ Accepted, then Pages…
     Credit: number of read items ─▶        ◀─ Failed: the error instead
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
     Goodbye ─▶                             ◀─ Farewell: the engine stops
@@ -86,6 +87,18 @@ class Admit(Work, frozen=True):
     client: str
 
 
+class Prefill(Work, frozen=True):
+    """Request for the KV pages of a prompt, from page `first_page` on, of an engine that has the
+    others.
+
+    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none.
+    """
+
+    request: Request
+    first_page: int
+    inbox: str = ""
+
+
 # --- from the engine
 
 
@@ -147,6 +160,19 @@ class Codes(Answer, frozen=True):
     codes: tuple[int, ...]
 
 
+class Pages(Answer, frozen=True):
+    """Contents of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
+
+    They are in `data`, or in the reader's inbox if `slot` is not negative: that slot's first
+    `num_bytes`.
+    """
+
+    num_pages: int
+    data: memoryview
+    slot: int = -1
+    is_last: bool = False
+
+
 class Admitted(Answer, frozen=True):
     """Confirmation that a slot is held."""
 
@@ -169,7 +195,17 @@ class Failed(Answer, frozen=True):
     error: ErrorValue
 
 
-FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit
+FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit | Prefill
 EngineMessage = (
-    Welcome | Refused | Beat | Farewell | Accepted | Audio | Tokens | Codes | Admitted | Failed
+    Welcome
+    | Refused
+    | Beat
+    | Farewell
+    | Accepted
+    | Audio
+    | Tokens
+    | Codes
+    | Pages
+    | Admitted
+    | Failed
 )

@@ -24,7 +24,7 @@ from llm import ConfigError, Request, TokenChunk
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
-from tts.ipc.engine_server import AUDIO_WINDOW, TEXT_WINDOW
+from tts.ipc.engine_server import AUDIO_WINDOW, PAGES_WINDOW, TEXT_WINDOW
 from tts.ipc.heartbeat import LATE_S
 from tts.ipc.link import EngineUnloadedError, Link, Stream
 from tts.ipc.messages import (
@@ -35,6 +35,8 @@ from tts.ipc.messages import (
     Codes,
     Encode,
     Generate,
+    Pages,
+    Prefill,
     Speak,
     Tokens,
     Work,
@@ -153,6 +155,25 @@ class RemoteEngineClient:
             assert isinstance(answer, Codes)
             reader.stream.has_ended = True
             return answer.codes
+
+    async def prefill(
+        self, request: Request, first_page: int, inbox: str = ""
+    ) -> AsyncGenerator[Pages, None]:
+        """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
+
+        Closing the iterator cancels it. Raises what the engine's own client raises, and
+        EngineLostError.
+        """
+
+        def work(front_end: str, stream: int, request: Request) -> Prefill:
+            return Prefill(front_end, stream, request, first_page, inbox)
+
+        async with self._reading(work, request, PAGES_WINDOW) as reader:
+            while not reader.stream.has_ended:
+                pages = await reader.next()
+                assert isinstance(pages, Pages)
+                reader.stream.has_ended = pages.is_last
+                yield pages
 
     @asynccontextmanager
     async def admit(self, client: str) -> AsyncIterator[None]:

@@ -1,0 +1,274 @@
+"""`DecodeClient`: the client of an engine that decodes, and has prompts computed by other engines.
+
+    request ─▶ claim of pages for what is not cached ─▶ Prefill to an engine ─▶ Pages …
+            ─▶ release: the pages are cached ─▶ the request, which finds them
+
+A prompt needs no other engine: what none of them has sent is computed here. So an engine that is
+lost, or refuses, delays a request and never fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from decoder import CodecSpec
+from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
+from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.local_client import LocalEngineClient
+from tts.errors import TTSError
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.inbox import Inbox
+from tts.ipc.link import WrongServerError
+from tts.ipc.messages import Pages
+from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
+from tts.observe.engine_status import EngineStatus
+
+if TYPE_CHECKING:
+    from llm import PageClaim
+
+logger = logging.getLogger("tts.ipc")
+
+CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
+ROOM_S = 0.01  # between two attempts to claim pages
+FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One prompt's transfer. `claim` belongs to the engine's thread until the room is found."""
+
+    claim: PageClaim | None = None
+    num_written: int = 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Pages that were neither cached nor received."""
+        claim = self.claim
+        return () if claim is None else claim.pages[claim.num_cached + self.num_written :]
+
+
+class DecodeClient:
+    """`EngineClient` of an engine with `transfer`, and of the engines that compute its prompts.
+
+    `connect` returns a connected client, which owns the local one. One event loop.
+    """
+
+    def __init__(
+        self,
+        local: LocalEngineClient,
+        prefills: Sequence[RemoteEngineClient],
+        watermark: float = 1.0,
+    ) -> None:
+        """Claims of prompts wait while they would use more than `watermark` of the pages."""
+        transfer = local.engine.transfer
+        assert transfer is not None  # an engine of this role has it
+        self._local, self._engine, self._transfer = local, local.engine, transfer
+        self._prefills, self._watermark = tuple(prefills), watermark
+        self._num_open = [0] * len(self._prefills)
+        self._names = itertools.count()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._starting: list[asyncio.Task[None]] = []
+        self._warned_s = float("-inf")
+
+    @classmethod
+    async def connect(
+        cls, local: LocalEngineClient, bases: Sequence[str], watermark: float = 1.0
+    ) -> DecodeClient:
+        """Connect to the engines at these bases; wait for their answers for a limited time.
+
+        Raises ConfigError for an engine whose pages cannot be used here.
+        """
+        transfer = local.engine.transfer
+        assert transfer is not None
+        own, name = str(transfer.format), f"decode-{os.getpid()}"
+        client = cls(
+            local, [RemoteEngineClient(Endpoints.of(base, own), name) for base in bases], watermark
+        )
+        pairs = zip(bases, client._prefills, strict=True)
+        client._starting = [asyncio.create_task(_start(base, own, each)) for base, each in pairs]
+        try:
+            started, late = await asyncio.wait(
+                client._starting, timeout=CONNECT_S, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for start in started:
+                start.result()
+        except BaseException:
+            await client.close()
+            raise
+        for start in late:
+            start.add_done_callback(_report)
+        if late:
+            text = (
+                "%d of %d engines for prompts do not answer; prompts are computed here until then"
+            )
+            logger.warning(text, len(late), len(client._prefills))
+        return client
+
+    def __repr__(self) -> str:
+        return f"DecodeClient({self._local!r}, {', '.join(map(repr, self._prefills))})"
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Specification of the codec; None for a text-only model."""
+        return self._local.codec
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        """Stream a text request; see `LocalEngineClient.generate`."""
+        arrival_s = time.monotonic()
+        await self._fetch(request)
+        async with aclosing(self._local.generate(request, arrival_s)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        """Stream a speech job; see `LocalEngineClient.speak`."""
+        arrival_s = time.monotonic()
+        await self._fetch(job.request)
+        async with aclosing(self._local.speak(job, arrival_s)) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        """Return the codes of a reference clip; see `LocalEngineClient.encode_prompt`."""
+        return await self._local.encode_prompt(samples)
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot of the local engine."""
+        return await self._local.status()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Disconnect from the other engines, and close the local client."""
+        for start in self._starting:
+            start.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(prefill.close() for prefill in self._prefills))
+        await self._local.close(drain_s)
+        self._writer.shutdown()
+
+    async def _fetch(self, request: Request) -> None:
+        """Have the pages of a prompt computed and received as far as possible."""
+        if request.embeds or request.sampling.echo:
+            return  # each of its tokens is needed in a step
+        if not (self._transfer.num_pages(request) and self._transfer.fits(request)):
+            return
+        transfer = _Transfer()
+        try:
+            await self._claim(transfer, request)
+            if transfer.missing:
+                await self._receive(transfer, request)
+        finally:
+            # Behind a write that is in progress, and in front of the request.
+            released = self._writer.submit(self._post, partial(self._release, transfer))
+            await asyncio.shield(asyncio.wrap_future(released))
+
+    async def _claim(self, transfer: _Transfer, request: Request) -> None:
+        """Claim the prompt's pages; wait while there is no room."""
+        name = f"prompt {next(self._names)}"
+
+        def claim() -> None:
+            transfer.claim = self._transfer.claim(name, request, self._watermark)
+
+        while transfer.claim is None:
+            await asyncio.wrap_future(self._engine.run_on_engine(claim))
+            if transfer.claim is None:
+                await asyncio.sleep(ROOM_S)
+
+    def _release(self, transfer: _Transfer) -> None:
+        if transfer.claim is not None:
+            self._transfer.release(transfer.claim, num_written=transfer.num_written)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with suppress(EngineStoppedError):
+            self._engine.run_on_engine(command)
+
+    async def _receive(self, transfer: _Transfer, request: Request) -> None:
+        """Receive the missing pages, from one engine after the other if they are lost."""
+        tried: set[int] = set()
+        while transfer.missing:
+            number = self._choose(request, tried)
+            if number is None:
+                self._warn("no engine for prompts is there")
+                return
+            tried.add(number)
+            self._num_open[number] += 1
+            try:
+                await self._receive_from(self._prefills[number], transfer, request)
+            except (LLMError, TTSError, ValueError) as error:
+                self._warn(f"engine {number} for prompts: {error}")
+            finally:
+                self._num_open[number] -= 1
+
+    async def _receive_from(
+        self, prefill: RemoteEngineClient, transfer: _Transfer, request: Request
+    ) -> None:
+        """Receive pages from one engine. Raises its errors, and ValueError for wrong pages."""
+        assert transfer.claim is not None
+        loop = asyncio.get_running_loop()
+        size = self._transfer.part_pages * self._transfer.page_bytes
+        first_page = len(transfer.claim.pages) - len(transfer.missing)
+        with Inbox(size) as inbox:
+            async with aclosing(prefill.prefill(request, first_page, inbox.path)) as answers:
+                async for pages in answers:
+                    inbox.hide()
+                    store = partial(self._store, transfer.missing, pages, inbox)
+                    await loop.run_in_executor(self._writer, store)
+                    transfer.num_written += pages.num_pages
+
+    def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
+        """Write received pages to the pool; on the writer's thread."""
+        if not 0 <= pages.num_pages <= len(missing):
+            raise ValueError(f"{pages.num_pages} pages were sent, {len(missing)} are missing")
+        data: np.ndarray | memoryview = pages.data
+        if pages.slot >= 0:
+            data = inbox.read(pages.slot, pages.num_pages * self._transfer.page_bytes)
+        self._transfer.write(missing[: pages.num_pages], data)
+
+    def _choose(self, request: Request, tried: set[int]) -> int | None:
+        """Return the number of the engine for a prompt, as a replica is chosen; None without one
+        that takes work.
+        """
+        loads = {
+            number: max(self._num_open[number], prefill.num_sequences)
+            for number, prefill in enumerate(self._prefills)
+            if number not in tried and prefill.takes_work
+        }
+        key = request.lora or request.prompt_ids[:KEY_TOKENS]
+        return choose(preferred_of(key, len(self._prefills)), loads) if loads else None
+
+    def _warn(self, reason: str) -> None:
+        """Log that a prompt is computed here, now and then."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= FALLBACK_LOG_S:
+            self._warned_s = now_s
+            logger.warning("%s; what it has not sent is computed here", reason)
+
+
+async def _start(base: str, own: str, prefill: RemoteEngineClient) -> None:
+    """Connect to an engine. Raises ConfigError when its pages are others than those here."""
+    try:
+        await prefill.start()
+    except WrongServerError as error:
+        raise ConfigError(
+            f"prefill_endpoints={base}: that engine's pages cannot be used here: it has "
+            f"{error.server_id}; this engine has {own}"
+        ) from error
+
+
+def _report(start: asyncio.Task[None]) -> None:
+    """Log why an engine did not join."""
+    error = None if start.cancelled() else start.exception()
+    if error is not None:
+        logger.error("%s", error)
