@@ -48,3 +48,234 @@ def test_tokens_are_those_of_one_engine(
             await served.check_released()
 
     run(scenario)
+
+
+def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            short, long = (Request(f"r{n}", prompt(1, n), SamplingParams(seed=1)) for n in (60, 90))
+            assert (await tokens_of(served.client, short))[1] == 48
+            assert served.sent == [3]
+            assert (await tokens_of(served.client, long))[1] == 80
+            assert served.sent == [5]
+            again = await tokens_of(served.client, long)
+            assert served.sent == [5]
+            other = Request("salted", long.prompt_ids, long.sampling, cache_salt="other")
+            assert await tokens_of(served.client, other) == again
+            assert served.sent == [10]
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("place", ["no shared memory", "full", "another machine"])
+def test_pages_travel_in_messages_without_shared_memory(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        base = new_tcp_base() if place == "another machine" else new_base()
+        if place == "no shared memory":
+            monkeypatch.setattr(inbox, "FOLDER", tmp_path / "missing")
+        elif place == "full":
+            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: -1)
+        else:
+            monkeypatch.setattr(inbox.Outlet, "open", lambda path: None)
+        async with roles(text_checkpoint, bases=[base]) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.sent == [served.received]
+            assert served.received == 10
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_many_parts_use_the_slots_in_turn(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 24 pages, in parts of one page, through five slots."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr("llm.kv_cache.transfer.PART_BYTES", 1)
+        asked = requests(length=370, count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 3 * 23
+            assert not [*inbox.FOLDER.glob("sonant-pages-*")]
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_requests_that_need_every_prompt_token_are_computed_here(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        echo = SamplingParams(seed=1, max_tokens=2, top_logprobs=0, echo=True)
+        async with roles(text_checkpoint, enable_echo=True) as served:
+            assert (await tokens_of(served.client, Request("e", prompt(1, 90), echo)))[1] == 0
+            single = Request("s", prompt(1, PAGE), SamplingParams(max_tokens=2))
+            assert (await tokens_of(served.client, single))[1] == 0
+            assert served.sent == [0]
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_cancelled_requests_give_all_pages_back(text_checkpoint: Path) -> None:
+    """At every time: before the claim, while the prompt is computed, while pages move."""
+
+    async def scenario() -> None:
+        async with roles(text_checkpoint, prefill=CHUNKS) as served:
+            asked = requests(length=300, count=1)[0]
+            for number in range(12):
+                request = Request(f"c{number}", prompt(number, 300), asked.sampling)
+                task = asyncio.create_task(tokens_of(served.client, request))
+                await asyncio.sleep(0.004 * number)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+            assert not [*inbox.FOLDER.glob("sonant-pages-*")]
+            [expected] = await parts.oracle(text_checkpoint, [asked])
+            assert (await tokens_of(served.client, asked))[0] == expected
+
+    run(scenario)
+
+
+def test_prompts_wait_for_room_and_decoding_goes_on(text_checkpoint: Path) -> None:
+    """Prompts of 20 pages each for a pool of 31: one after the other, none fails."""
+
+    async def scenario() -> None:
+        asked = requests(length=310, count=5)
+        expected = await parts.oracle(text_checkpoint, asked)
+        small = {"num_pages": 32}
+        async with roles(text_checkpoint, cache=small, prefill={"cache": small}) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_lone_sequence_outlives_pages_that_are_held_for_a_transfer(
+    text_checkpoint: Path,
+) -> None:
+    """It needs a page that only the end of the transfer frees, and waits for it."""
+
+    async def scenario() -> None:
+        asked = Request("lone", prompt(1, 20), SamplingParams(max_tokens=60, ignore_eos=True))
+        [expected] = await parts.oracle(text_checkpoint, [asked])
+        async with roles(text_checkpoint, cache={"num_pages": 8}) as served:
+            engine, transfer = served.local.engine, served.local.engine.transfer
+            assert transfer is not None
+            chunks = served.client.generate(asked)
+            first = await anext(chunks)
+            held = Request("held", prompt(2, 60), SamplingParams())
+            claiming = engine.run_on_engine(lambda: transfer.claim("held", held))
+            claim = await asyncio.wrap_future(claiming)
+            assert claim is not None
+            await asyncio.sleep(0.2)
+            assert engine.stats().running == 1, "it waits"
+            engine.run_on_engine(lambda: transfer.release(claim))
+            rest = [chunk async for chunk in chunks]
+            assert not rest[-1].error
+            found = [token for chunk in (first, *rest) for token in chunk.token_ids]
+            assert tuple(found) == expected
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_lost_engine_is_replaced_by_another_or_by_the_own_one(
+    text_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        asked = requests(length=300)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, count=2, prefill=CHUNKS) as served:
+            running = asyncio.create_task(parts.all_tokens(served.client, asked))
+            await wait_until(lambda: min(served.sent) > 0)
+            await served.prefills[0].stop()
+            assert await running == expected
+            others = [Request(f"x{r.request_id}", r.prompt_ids, r.sampling) for r in asked]
+            await served.prefills[1].stop()
+            again = [Request(r.request_id, r.prompt_ids, r.sampling, 0, "salt") for r in others]
+            assert await parts.all_tokens(served.client, again) == expected
+            before = served.received
+            await served.prefills[0].start()
+            await wait_until(lambda: served.client._prefills[0].takes_work)
+            last = [Request(r.request_id, r.prompt_ids, r.sampling, 0, "more") for r in others]
+            assert await parts.all_tokens(served.client, last) == expected
+            assert served.received > before
+            await served.check_released()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert "computed here" in caplog.text
+
+
+@pytest.mark.parametrize("difference", ["weights", "page size", "server"])
+def test_an_engine_with_other_pages_is_one_clear_error(
+    text_checkpoint: Path, tmp_path: Path, difference: str
+) -> None:
+    async def scenario() -> None:
+        base = new_base()
+        other, values = text_checkpoint, {}
+        if difference == "weights":
+            other = build_text_checkpoint(tmp_path / "other", seed=5)
+        elif difference == "page size":
+            values = {"cache": {"kv_cache_page_size": 32}}
+        async with parts.prefill_engine(other, base, **values) as prefill:
+            if difference == "server":
+                server = prefill.servers[0]
+                server._endpoints = prefill.endpoints
+            local = parts.client_of(text_checkpoint, PipelineRole.DecodeOnly)
+            with pytest.raises(ConfigError) as error:
+                await DecodeClient.connect(local, [base])
+        message = str(error.value)
+        assert message.startswith(f"prefill_endpoints={base}: that engine's pages cannot be used")
+        assert "this engine has weights" in message
+        assert "16 tokens per page" in message
+        assert ("32 tokens per page" in message) == (difference == "page size")
+
+    run(scenario)
+
+
+def test_an_engine_for_prompts_refuses_to_generate(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            asked = requests(count=1)[0]
+            remote = served.client._prefills[0]
+            with pytest.raises(NotAvailableError, match="computes prompts for other engines only"):
+                await tokens_of(remote, asked)
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_failed_prompt_is_computed_here(text_checkpoint: Path) -> None:
+    """Engines for prompts that accept shorter ones only."""
+
+    async def scenario() -> None:
+        asked = requests(length=300, count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, prefill={"max_length": 100}) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_closing_the_iterator_early_releases_the_pages(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            remote, asked = served.client._prefills[0], requests(length=300, count=1)[0]
+            async with aclosing(remote.prefill(asked, 0)) as answers:
+                async for pages in answers:
+                    assert pages.num_pages
+                    break
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
