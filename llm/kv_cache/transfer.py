@@ -29,7 +29,7 @@ PART_BYTES = 4 * 2**20  # maximum size of what is moved at once, unless a page i
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """What two engines must have in common for one to use the other's pages."""
+    """Properties that two engines share if one can use the other's pages."""
 
     model: str  # identity of the weights
     num_layers: int
@@ -101,7 +101,7 @@ class PageTransfer:
         )
         if num_hits is None:
             return None
-        if self._queued is not None:  # a page may be on its way to the host
+        if self._queued is not None:  # the last contents of a page may be in flight to the host
             self._queued.record(torch.cuda.current_stream(self._pool.device))
         pages = tuple(kv.pages(name)[:count])
         return PageClaim(name, request, pages, num_hits // kv.page_size)

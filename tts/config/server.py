@@ -179,14 +179,6 @@ class ServerConfig(StrictModel):
             raise ValueError(f"{address!r} is no address; write HOST:PORT")
         return address
 
-    @field_validator("prefill_devices", mode="before")
-    @classmethod
-    def _devices(cls, value: Any) -> Any:
-        given = [value] if isinstance(value, str) else value
-        if not (isinstance(given, list) and all(isinstance(text, str) for text in given)):
-            return given
-        return [name.strip() for text in given for name in text.split(",")]
-
     @field_validator("prefill_devices")
     @classmethod
     def _are_devices(cls, devices: list[str]) -> list[str]:

@@ -53,7 +53,7 @@ class PrefillClient:
 
     @property
     def page_format(self) -> str:
-        """What an engine must have in common with this one to use its pages."""
+        """The format of the pages, as text: engines with the same can use them."""
         return str(self._transfer.format)
 
     async def prefill(self, request: Request, first_page: int) -> AsyncGenerator[PagePart, None]:

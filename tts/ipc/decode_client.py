@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decoder import CodecSpec
-from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
+from llm import EngineStoppedError, LLMError, Request, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import TTSError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Inbox
-from tts.ipc.link import WrongServerError
 from tts.ipc.messages import Pages
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
@@ -94,11 +93,9 @@ class DecodeClient:
         transfer = local.engine.transfer
         assert transfer is not None
         own, name = str(transfer.format), f"decode-{os.getpid()}"
-        client = cls(
-            local, [RemoteEngineClient(Endpoints.of(base, own), name) for base in bases], watermark
-        )
-        pairs = zip(bases, client._prefills, strict=True)
-        client._starting = [asyncio.create_task(_start(base, own, each)) for base, each in pairs]
+        endpoints = [Endpoints.of(base, own, by_format=True) for base in bases]
+        client = cls(local, [RemoteEngineClient(each, name) for each in endpoints], watermark)
+        client._starting = [asyncio.create_task(each.start()) for each in client._prefills]
         try:
             started, late = await asyncio.wait(
                 client._starting, timeout=CONNECT_S, return_when=asyncio.FIRST_EXCEPTION
@@ -233,7 +230,7 @@ class DecodeClient:
             raise ValueError(f"{pages.num_pages} pages were sent, {len(missing)} are missing")
         data: np.ndarray | memoryview = pages.data
         if pages.slot >= 0:
-            data = inbox.read(pages.slot, pages.num_pages * self._transfer.page_bytes)
+            data = inbox.read(pages.slot, pages.num_bytes)
         self._transfer.write(missing[: pages.num_pages], data)
 
     def _choose(self, request: Request, tried: set[int]) -> int | None:
@@ -254,17 +251,6 @@ class DecodeClient:
         if now_s - self._warned_s >= FALLBACK_LOG_S:
             self._warned_s = now_s
             logger.warning("%s; what it has not sent is computed here", reason)
-
-
-async def _start(base: str, own: str, prefill: RemoteEngineClient) -> None:
-    """Connect to an engine. Raises ConfigError when its pages are others than those here."""
-    try:
-        await prefill.start()
-    except WrongServerError as error:
-        raise ConfigError(
-            f"prefill_endpoints={base}: that engine's pages cannot be used here: it has "
-            f"{error.server_id}; this engine has {own}"
-        ) from error
 
 
 def _report(start: asyncio.Task[None]) -> None:

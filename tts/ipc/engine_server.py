@@ -351,7 +351,7 @@ class EngineServer:
                 async for num_pages, data, is_last in parts:
                     slot = -1 if outlet is None else outlet.put(data)
                     sent = data.data if slot < 0 else NO_DATA
-                    yield Pages(work.stream, num_pages, sent, slot, is_last=is_last)
+                    yield Pages(work.stream, num_pages, data.nbytes, sent, slot, is_last=is_last)
 
     async def _admit(self, number: int, client: str) -> AsyncGenerator[Message, None]:
         """Hold a slot among the running calls until the stream is cancelled."""

@@ -40,7 +40,7 @@ class Inbox:
 
     def read(self, slot: int, num_bytes: int) -> np.ndarray:
         """Return what a slot contains, uint8 [num_bytes]. Raises ValueError for an invalid slot."""
-        if not (self.path and 0 <= slot < NUM_SLOTS and num_bytes <= self._slot_bytes):
+        if not (self.path and 0 <= slot < NUM_SLOTS and 0 <= num_bytes <= self._slot_bytes):
             raise ValueError(f"{num_bytes} bytes in slot {slot} of {self!r}")
         data = np.empty(num_bytes, np.uint8)
         if os.preadv(self._file, [data.data], slot * self._slot_bytes) != num_bytes:

@@ -56,14 +56,6 @@ class EngineUnloadedError(EngineLostError):
     """Error of a request whose engine has unloaded its model; it may be repeated."""
 
 
-class WrongServerError(ConfigError):
-    """Error for an engine that is not of the server that was looked for, but of `server_id`."""
-
-    def __init__(self, message: str, server_id: str) -> None:
-        super().__init__(message)
-        self.server_id = server_id
-
-
 class Stream:
     """Answers to one request, in order, for a single reader."""
 
@@ -262,13 +254,19 @@ class Link:
             self.status = greeting.status
             self._welcomed.set_result(greeting.info)
             return
-        self._welcomed.set_exception(
-            WrongServerError(
-                f"the engine at {self._endpoints.request} belongs to another server "
-                f"({greeting.server_id}, this is {self._endpoints.server_id}): "
-                "give each server a zmq_endpoint_base of its own",
-                greeting.server_id,
+        self._welcomed.set_exception(ConfigError(self._refusal(greeting.server_id)))
+
+    def _refusal(self, other: str) -> str:
+        """Return the error for the engine of another server, or with other pages."""
+        own = self._endpoints
+        if own.by_format:
+            return (
+                f"prefill_endpoints={own.base}: that engine's pages cannot be used here: it has "
+                f"{other}; this engine has {own.server_id}"
             )
+        return (
+            f"the engine at {own.request} belongs to another server ({other}, this is "
+            f"{own.server_id}): give each server a zmq_endpoint_base of its own"
         )
 
     def _break(self) -> None:

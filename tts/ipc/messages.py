@@ -14,6 +14,8 @@ are sent as lists, in order.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import numpy as np
 
@@ -95,7 +97,7 @@ class Prefill(Work, frozen=True):
     """
 
     request: Request
-    first_page: int
+    first_page: Annotated[int, msgspec.Meta(ge=0)]
     inbox: str = ""
 
 
@@ -168,6 +170,7 @@ class Pages(Answer, frozen=True):
     """
 
     num_pages: int
+    num_bytes: int
     data: memoryview
     slot: int = -1
     is_last: bool = False

@@ -453,14 +453,15 @@ def _check_replicas(config: ServeConfig) -> None:
         ),
         "profiling.trace_file": (
             config.model.profiling.trace_file is not None,
-            "all replicas would write the same file",
+            "all engines would write the same file",
         ),
     }
     for name, (is_set, reason) in refused.items():
         if is_set:
-            raise ConfigError(
-                f"{name} needs model.data_parallel_degree=1 and no prefill_devices: {reason}"
+            cause = (
+                "model.data_parallel_degree=1" if config.num_replicas > 1 else "no prefill_devices"
             )
+            raise ConfigError(f"{name} needs {cause}: {reason}")
 
 
 def _check_roles(config: ServeConfig) -> None:
@@ -479,7 +480,8 @@ def _check_roles(config: ServeConfig) -> None:
                 f"prefill_devices={','.join(devices)} must be GPUs other than "
                 f"model.device_specs={','.join(model.model.device_specs)}, or all of them the CPU"
             )
-    if role is PipelineRole.DecodeOnly and not model.prefill_endpoints:
+    has_prefills = bool(model.prefill_endpoints)
+    if role is PipelineRole.DecodeOnly and not has_prefills:
         raise ConfigError(f"pipeline_role={role.value} needs prefill_endpoints, or prefill_devices")
     if config.text is not None and config.text.pipeline_role is not PipelineRole.PrefillAndDecode:
         raise ConfigError("text_model_config: pipeline_role must be prefill_and_decode")

@@ -8,17 +8,25 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zmq
 
-from llm import ConfigError, PipelineRole, Request, SamplingParams
+from llm import ConfigError, PageTransfer, PipelineRole, Request, SamplingParams
 from tests.fakes import build_text_checkpoint
 from tests.tts.engine.jobs import run
 from tests.tts.ipc import roles as parts
 from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
 from tests.tts.ipc.roles import PAGE, prompt, requests, roles, tokens_of
+from tts.engine import prefill_client
 from tts.errors import NotAvailableError
 from tts.ipc import inbox
+from tts.ipc.codec import encode
 from tts.ipc.decode_client import DecodeClient
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.link import Link
+from tts.ipc.messages import Cancel, Prefill
+from tts.ipc.sockets import MAX_MESSAGE_BYTES
 
 OVERLAP = {"enable_overlap_scheduler": True, "force": True}
 CHUNKS = {"max_batch_input_tokens": 40, "max_batch_size": 8}
@@ -143,7 +151,7 @@ def test_cancelled_requests_give_all_pages_back(text_checkpoint: Path) -> None:
     run(scenario)
 
 
-def test_prompts_wait_for_room_and_decoding_goes_on(text_checkpoint: Path) -> None:
+def test_prompts_wait_for_room_and_decoding_continues(text_checkpoint: Path) -> None:
     """Prompts of 20 pages each for a pool of 31: one after the other, none fails."""
 
     async def scenario() -> None:
@@ -276,6 +284,74 @@ def test_closing_the_iterator_early_releases_the_pages(text_checkpoint: Path) ->
                     assert pages.num_pages
                     break
             await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wrong", ["too short", "too many pages", "no such slot"])
+def test_wrong_pages_are_not_used(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        if wrong == "too short":
+            monkeypatch.setattr(PageTransfer, "read", lambda self, pages: np.zeros(7, np.uint8))
+        elif wrong == "too many pages":
+            monkeypatch.setattr(
+                prefill_client, "PagePart", lambda n, data, is_last: (99, data, is_last)
+            )
+        else:
+            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: inbox.NUM_SLOTS)
+        async with roles(text_checkpoint) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
+            await served.check_released()
+
+    run(scenario)
+
+
+def invalid_messages(name: str) -> list[bytes]:
+    """Return messages that are none, and some whose fields are invalid or dangerous."""
+    asked = requests(count=1)[0]
+    unknown = Request("u", (10**6, 10**7), SamplingParams())
+    works = [
+        Prefill("nobody", 0, asked, 0),
+        Prefill(name, 0, unknown, 0),
+        Prefill(name, 1, asked, -1),
+        Prefill(name, 2, asked, 10**9, "/etc/passwd"),
+        Prefill(name, 3, asked, 0, f"{inbox.FOLDER}/../../etc/passwd"),
+        Prefill(name, 4, asked, 0, "x" * 100_000),
+        Cancel(name, 10**9),
+    ]
+    return [b"", b"\x00" * 40, b"\xc1" * 1000, *map(encode, works)]
+
+
+def test_invalid_messages_do_no_harm(text_checkpoint: Path) -> None:
+    """A process that knows the format sends nonsense, and a message beyond the largest size."""
+
+    async def scenario() -> None:
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, bases=[new_tcp_base()]) as served:
+            prefill = served.prefills[0]
+            endpoints = Endpoints.of(
+                prefill.endpoints.base, prefill.servers[0]._endpoints.server_id
+            )
+            with zmq.Context() as context:
+                link = Link(endpoints, "stranger", context)
+                await link.welcome()
+                for address in (endpoints.request, endpoints.cancel, endpoints.control):
+                    for message in (*invalid_messages(link.name), bytes(MAX_MESSAGE_BYTES + 1)):
+                        with context.socket(zmq.PUSH) as sender:
+                            sender.connect(address)
+                            await asyncio.to_thread(sender.send, message)
+                            await asyncio.sleep(0.01)
+                assert await parts.all_tokens(served.client, asked) == expected
+                assert served.received == 15
+                link.close()
+            await prefill.servers[0].wait_idle(0.01)
             await served.check_released()
 
     run(scenario)

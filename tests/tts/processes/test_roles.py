@@ -28,7 +28,7 @@ async def audio_of(address: str, name: str = "") -> list[bytes]:
     """Return the audio of calls that run together, each with a prompt of its own."""
 
     async def one(number: int) -> bytes:
-        text = f"number {number} {name}goes on and on, and on it goes."
+        text = f"number {number} {name}continues, and on it goes."
         sampling = common_pb2.SamplingParams(seed=number, min_tokens=60, max_tokens=60)
         async with channel_to(address) as channel:
             call = SpeechServiceStub(channel).SynthesizeStream(
