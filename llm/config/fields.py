@@ -109,7 +109,7 @@ class PipelineFields(StrictModel):
     zmq_endpoint_base: str = Field(
         default_factory=lambda: f"ipc://{tempfile.gettempdir()}/sonant-{secrets.token_hex(9)}",
         description="where front ends reach the engine: ipc://PATH, or tcp://HOST:PORT and the "
-        "four ports after it, more for replicas (default: a new socket)",
+        "four ports after it, more for several engines (default: a new socket)",
     )
     execute_empty_batches: bool = Field(
         default=False, description="run the model for empty batches, too"

@@ -317,7 +317,7 @@ def invalid_messages(name: str) -> list[bytes]:
     asked = requests(count=1)[0]
     unknown = Request("u", (10**6, 10**7), SamplingParams())
     works = [
-        Prefill("nobody", 0, asked, 0),
+        Prefill("unknown", 0, asked, 0),
         Prefill(name, 0, unknown, 0),
         Prefill(name, 1, asked, -1),
         Prefill(name, 2, asked, 10**9, "/etc/passwd"),
@@ -340,7 +340,7 @@ def test_invalid_messages_do_no_harm(text_checkpoint: Path) -> None:
                 prefill.endpoints.base, prefill.servers[0]._endpoints.server_id
             )
             with zmq.Context() as context:
-                link = Link(endpoints, "stranger", context)
+                link = Link(endpoints, "test", context)
                 await link.welcome()
                 for address in (endpoints.request, endpoints.cancel, endpoints.control):
                     for message in (*invalid_messages(link.name), bytes(MAX_MESSAGE_BYTES + 1)):
