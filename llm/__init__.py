@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
     from llm.kv_cache.transfer import PageClaim, PageTransfer
     from llm.lora.manager import LoRAManager
+    from llm.memory.peer_slots import PeerSlots
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
     from llm.models.gguf import GGUFFile
@@ -113,6 +114,7 @@ __all__ = [
     "OverlapTextGenerationPipeline",
     "PageClaim",
     "PageTransfer",
+    "PeerSlots",
     "PipelineConfig",
     "PipelineModel",
     "PipelineRole",
@@ -203,6 +205,7 @@ _HOMES = {
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
     "llm.kv_cache.transfer": ("PageClaim", "PageTransfer"),
     "llm.lora.manager": ("LoRAManager",),
+    "llm.memory.peer_slots": ("PeerSlots",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),
     "llm.models.gguf": ("GGUFFile",),

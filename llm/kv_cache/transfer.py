@@ -1,13 +1,15 @@
-"""`PageTransfer`: pages of prompts as bytes in host memory, to and from another engine.
+"""`PageTransfer`: pages of prompts, to and from another engine.
 
     engine that computes prompts             engine that decodes
     prompt ─▶ prefix cache                   claim of pages for what is not cached
-       claim ─▶ read ───────── bytes ──────────▶ write ─▶ release ─▶ prefix cache ─▶ prompt
+       claim ─▶ read ──────── content ─────────▶ write ─▶ release ─▶ prefix cache ─▶ prompt
        release, once all are read
 
 Received pages become a part of the prefix cache, where the request finds them like any other
 prefix. Only whole pages move, and never that of a prompt's last token, whose logits are needed: the
 engine that decodes computes the rest of the prompt, at least one token.
+
+The content of pages is host memory, or that of a GPU in `PeerSlots`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from torch import Tensor
 
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.manager import KVCacheManager
+from llm.memory.peer_slots import Handle, PeerSlots
 from llm.request import Request
 
-PART_BYTES = 4 * 2**20  # maximum size of what is moved at once, unless a page is larger
+PART_BYTES = 8 * 2**20  # maximum size of what is moved at once, unless a page is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class PageClaim:
 class PageTransfer:
     """Transfers of one pool's pages.
 
-    `claim` and `release` belong to the engine's thread. `read` and `write` may run on any thread,
-    as nothing else touches the contents of claimed pages.
+    `claim` and `release` belong to the engine's thread. The other methods may run on any thread, as
+    nothing else touches the contents of claimed pages; they wait for the device.
     """
 
     def __init__(self, pool: KVPool, manager: KVCacheManager, model: str) -> None:
@@ -73,8 +76,11 @@ class PageTransfer:
         """Size of a page of all layers."""
         self.part_pages = max(1, PART_BYTES // self.page_bytes)
         """Maximum number of pages that are moved at once."""
-        self._stream = torch.cuda.Stream(pool.device) if pool.device.type == "cuda" else None
-        self._queued = None if self._stream is None else torch.cuda.Event()
+        self.part_bytes = self.part_pages * self.page_bytes
+        self.is_on_gpu = pool.device.type == "cuda"
+        """Whether `PeerSlots` may be possible."""
+        self._stream = torch.cuda.Stream(pool.device) if self.is_on_gpu else None
+        self._queued = torch.cuda.Event() if self.is_on_gpu else None
 
     def num_pages(self, request: Request) -> int:
         """Return how many pages of a prompt can be moved."""
@@ -115,45 +121,68 @@ class PageTransfer:
         self._kv.num_received += num_written
         self._kv.num_sent += num_read
 
+    def buffer(self, num_pages: int) -> np.ndarray:
+        """Return host memory for the content of pages: uint8 [num_pages × page_bytes]."""
+        size = num_pages * self.page_bytes
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self.is_on_gpu).numpy()
+
     def read(self, pages: Sequence[int]) -> np.ndarray:
-        """Return the contents of claimed pages: uint8 [n × page_bytes], laid out as
-        [L, 2 × Hkv, n, page_size, D]. Waits for the device.
-        """
-        with torch.inference_mode(), self._on_stream():
-            values = self._pool.read_pages(self._index(pages)).view(torch.uint8)
-            if values.device.type != "cpu":
-                values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values)
-        return values.flatten().numpy()
+        """Return the content of claimed pages, laid out as [L, 2 × Hkv, n, page_size, D]."""
+        content = self.buffer(len(pages))
+        with self._on_stream():
+            torch.from_numpy(content).copy_(self._read(pages))
+        return content
 
-    def write(self, pages: Sequence[int], data: memoryview | np.ndarray) -> None:
-        """Write contents as returned by `read` to claimed pages. Waits for the device.
+    def write(self, pages: Sequence[int], content: np.ndarray) -> None:
+        """Write content as returned by `read`, in a `buffer`, to claimed pages."""
+        with self._on_stream():
+            self._write(pages, torch.from_numpy(content).to(self._pool.device, non_blocking=True))
 
-        Raises ValueError for another number of bytes.
-        """
-        source = np.frombuffer(data, np.uint8)
-        if source.size != len(pages) * self.page_bytes:
-            raise ValueError(f"{source.size} bytes for {len(pages)} pages of {self.page_bytes}")
-        pool, is_on_gpu = self._pool, self._stream is not None
-        host = torch.empty(source.size, dtype=torch.uint8, pin_memory=is_on_gpu)
-        host.numpy()[:] = source
-        heads = 2 * pool.num_kv_heads
-        shape = (pool.num_layers, heads, len(pages), pool.page_size, pool.head_dim)
-        with torch.inference_mode(), self._on_stream() as stream:
-            values = host.view(pool.cell_dtype).view(shape).to(pool.device, non_blocking=True)
-            pool.write_pages(self._index(pages), values)
-            if stream is not None:
-                stream.synchronize()
+    def create_slots(self, num_slots: int) -> PeerSlots:
+        """Allocate slots for parts. Raises `RuntimeError`."""
+        return PeerSlots.create(self._pool.device, num_slots, self.part_bytes)
+
+    def open_slots(self, handle: Handle, num_slots: int) -> PeerSlots:
+        """Map the slots of another process. Raises the errors of `PeerSlots.open`."""
+        return PeerSlots.open(handle, self._pool.device, num_slots, self.part_bytes)
+
+    def read_to(self, pages: Sequence[int], slots: PeerSlots, slot: int) -> None:
+        """Copy the content of claimed pages to another process's slot. Raises `RuntimeError`."""
+        with self._on_stream():
+            content = self._read(pages)
+            slots[slot][: len(content)].copy_(content)
+
+    def write_from(self, pages: Sequence[int], slots: PeerSlots, slot: int) -> None:
+        """Write a slot's content to claimed pages."""
+        with self._on_stream():
+            self._write(pages, slots[slot][: len(pages) * self.page_bytes])
+
+    def _read(self, pages: Sequence[int]) -> Tensor:
+        return self._pool.read_pages(self._index(pages)).view(torch.uint8).flatten()
+
+    def _write(self, pages: Sequence[int], content: Tensor) -> None:
+        pool = self._pool
+        shape = (pool.num_layers, 2 * pool.num_kv_heads, len(pages), pool.page_size, pool.head_dim)
+        pool.write_pages(self._index(pages), content.view(pool.cell_dtype).view(shape))
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, device=self._pool.device)
 
     @contextmanager
-    def _on_stream(self) -> Iterator[torch.cuda.Stream | None]:
-        """Run work on a stream of its own, on which it does not wait for a step."""
+    def _on_stream(self) -> Iterator[None]:
+        """Run work on a stream of its own, on which it does not wait for a step; wait for its end
+        at the end of the block.
+        """
         stream, queued = self._stream, self._queued
         if stream is None or queued is None:
-            yield None
+            with torch.inference_mode():
+                yield
             return
-        with torch.cuda.device(self._pool.device), torch.cuda.stream(stream):
+        with (
+            torch.inference_mode(),
+            torch.cuda.device(self._pool.device),
+            torch.cuda.stream(stream),
+        ):
             stream.wait_event(queued)
-            yield stream
+            yield
+            stream.synchronize()

@@ -9,6 +9,7 @@ prefill ── submit ───────────────────�
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,18 +24,31 @@ from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
-    from llm import PageClaim
+    from llm import PageClaim, PeerSlots
+
+logger = logging.getLogger("tts.engine")
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 """A prompt without generation: its one token is not used."""
 
 
+NUM_SLOTS = 5
+"""Slots of a reader's memory, used in turn: one more than it lets be unread, as the next part is
+written before it may be sent."""
+MAX_PEERS = 16  # memory of readers that stays mapped
+NO_CONTENT = np.empty(0, np.uint8)
+
+PeerHandle = tuple[bytes, int, int, bytes, int]
+"""`llm.PeerSlots.share`."""
+
+
 class PagePart(NamedTuple):
-    """Contents of the next pages of a prompt, uint8, as read by `llm.PageTransfer`."""
+    """The next pages of a prompt: their content, or the slot of the reader's GPU that has it."""
 
     num_pages: int
-    data: np.ndarray
-    is_last: bool
+    content: np.ndarray
+    slot: int = -1
+    is_last: bool = False
 
 
 class PrefillClient:
@@ -47,6 +61,7 @@ class PrefillClient:
         transfer = local.engine.transfer
         assert transfer is not None  # an engine of this role has it
         self._local, self._engine, self._transfer = local, local.engine, transfer
+        self._peers: dict[PeerHandle, PeerSlots | None] = {}  # None: it cannot be used
 
     def __repr__(self) -> str:
         return f"PrefillClient({self._local!r})"
@@ -56,11 +71,14 @@ class PrefillClient:
         """The format of the pages, as text: engines with the same can use them."""
         return str(self._transfer.format)
 
-    async def prefill(self, request: Request, first_page: int) -> AsyncGenerator[PagePart, None]:
+    async def prefill(
+        self, request: Request, first_page: int, peer: PeerHandle | None = None
+    ) -> AsyncGenerator[PagePart, None]:
         """Compute a prompt and stream its pages from `first_page` on; the last part may be empty.
 
-        The pages are held until the iterator is closed, which also cancels the computation. Raises
-        the errors of `Engine.submit`, and SynthesisError when a step fails.
+        With `peer` they go to the memory of the reader's GPU, where this one reaches it. The pages
+        are held until the iterator is closed, which also cancels the computation. Raises the errors
+        of `Engine.submit`, and SynthesisError when a step fails.
         """
         request = replace(request, sampling=ONE_TOKEN)
         loop = asyncio.get_running_loop()
@@ -82,23 +100,46 @@ class PrefillClient:
             chunk = await ended
             if chunk.finish_reason is FinishReason.ERROR:
                 raise SynthesisError(f"the prompt was not computed: {chunk.error}")
-            async for part in self._parts(claims, first_page):
+            async for part in self._parts(claims, first_page, peer):
                 num_read += part.num_pages
                 yield part
         finally:
             self._release(request.request_id, claims, num_read)
 
     async def _parts(
-        self, claims: list[PageClaim], first_page: int
+        self, claims: list[PageClaim], first_page: int, peer: PeerHandle | None
     ) -> AsyncGenerator[PagePart, None]:
         pages = claims[0].pages[first_page : claims[0].num_cached] if claims else ()
         size = self._transfer.part_pages
-        for first in range(0, len(pages), size):
+        for number, first in enumerate(range(0, len(pages), size)):
             part = pages[first : first + size]
-            data = await asyncio.to_thread(self._transfer.read, part)
-            yield PagePart(len(part), data, is_last=first + size >= len(pages))
+            is_last = first + size >= len(pages)
+            if await asyncio.to_thread(self._put, part, peer, number % NUM_SLOTS):
+                yield PagePart(len(part), NO_CONTENT, number % NUM_SLOTS, is_last)
+            else:
+                content = await asyncio.to_thread(self._transfer.read, part)
+                yield PagePart(len(part), content, is_last=is_last)
         if not pages:
-            yield PagePart(0, np.empty(0, np.uint8), is_last=True)
+            yield PagePart(0, NO_CONTENT, is_last=True)
+
+    def _put(self, pages: tuple[int, ...], peer: PeerHandle | None, slot: int) -> bool:
+        """Copy pages to a slot of the reader's GPU; return whether this is possible."""
+        if peer is None or not self._transfer.is_on_gpu:
+            return False
+        try:
+            if peer not in self._peers:
+                while len(self._peers) >= MAX_PEERS:
+                    del self._peers[next(iter(self._peers))]
+                self._peers[peer] = self._transfer.open_slots(peer, NUM_SLOTS)
+            slots = self._peers[peer]
+            if slots is None:
+                return False
+            self._transfer.read_to(pages, slots, slot)
+        except (RuntimeError, ValueError) as error:
+            logger.warning("pages go over the host's memory: %s", error)
+            self._peers[peer] = None
+            return False
+        return True
 
     def _release(self, request_id: str, claims: list[PageClaim], num_read: int) -> None:
         """Cancel the computation, if it has not ended, and release the pages."""

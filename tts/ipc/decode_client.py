@@ -27,6 +27,7 @@ from decoder import CodecSpec
 from llm import EngineStoppedError, LLMError, Request, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.local_client import LocalEngineClient
+from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
 from tts.errors import TTSError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Inbox
@@ -36,13 +37,22 @@ from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
-    from llm import PageClaim
+    from llm import PageClaim, PeerSlots
 
 logger = logging.getLogger("tts.ipc")
 
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
+MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """Memory of this engine's GPU that an engine for prompts writes, for one prompt at a time."""
+
+    slots: PeerSlots
+    handle: PeerHandle
 
 
 @dataclass(slots=True)
@@ -68,16 +78,24 @@ class DecodeClient:
     def __init__(
         self,
         local: LocalEngineClient,
-        prefills: Sequence[RemoteEngineClient],
+        endpoints: Sequence[Endpoints],
         watermark: float = 1.0,
     ) -> None:
-        """Claims of prompts wait while they would use more than `watermark` of the pages."""
+        """Claims of prompts wait while they would use more than `watermark` of the pages.
+
+        `endpoints`: of the engines for prompts, by the format of the pages.
+        """
         transfer = local.engine.transfer
         assert transfer is not None  # an engine of this role has it
         self._local, self._engine, self._transfer = local, local.engine, transfer
-        self._prefills, self._watermark = tuple(prefills), watermark
+        name = f"decode-{os.getpid()}"
+        self._prefills = tuple(RemoteEngineClient(each, name) for each in endpoints)
+        self._bases, self._watermark = tuple(each.base for each in endpoints), watermark
         self._num_open = [0] * len(self._prefills)
+        self._landings: list[list[_Landing]] = [[] for _ in self._prefills]  # unused ones
+        self._num_landings = 0 if transfer.is_on_gpu else MAX_LANDINGS
         self._names = itertools.count()
+        self._full = asyncio.Lock()  # held while a claim waits for room; the others wait in order
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._starting: list[asyncio.Task[None]] = []
         self._warned_s = float("-inf")
@@ -92,9 +110,9 @@ class DecodeClient:
         """
         transfer = local.engine.transfer
         assert transfer is not None
-        own, name = str(transfer.format), f"decode-{os.getpid()}"
+        own = str(transfer.format)
         endpoints = [Endpoints.of(base, own, by_format=True) for base in bases]
-        client = cls(local, [RemoteEngineClient(each, name) for each in endpoints], watermark)
+        client = cls(local, endpoints, watermark)
         client._starting = [asyncio.create_task(each.start()) for each in client._prefills]
         try:
             started, late = await asyncio.wait(
@@ -178,9 +196,14 @@ class DecodeClient:
         def claim() -> None:
             transfer.claim = self._transfer.claim(name, request, self._watermark)
 
-        while transfer.claim is None:
+        async def is_claimed() -> bool:
             await asyncio.wrap_future(self._engine.run_on_engine(claim))
-            if transfer.claim is None:
+            return transfer.claim is not None
+
+        if not self._full.locked() and await is_claimed():
+            return
+        async with self._full:
+            while not await is_claimed():
                 await asyncio.sleep(ROOM_S)
 
     def _release(self, transfer: _Transfer) -> None:
@@ -202,36 +225,71 @@ class DecodeClient:
             tried.add(number)
             self._num_open[number] += 1
             try:
-                await self._receive_from(self._prefills[number], transfer, request)
+                await self._receive_from(number, transfer, request)
             except (LLMError, TTSError, ValueError) as error:
                 self._warn(f"engine {number} for prompts: {error}")
             finally:
                 self._num_open[number] -= 1
 
-    async def _receive_from(
-        self, prefill: RemoteEngineClient, transfer: _Transfer, request: Request
-    ) -> None:
+    async def _receive_from(self, number: int, transfer: _Transfer, request: Request) -> None:
         """Receive pages from one engine. Raises its errors, and ValueError for wrong pages."""
         assert transfer.claim is not None
         loop = asyncio.get_running_loop()
-        size = self._transfer.part_pages * self._transfer.page_bytes
         first_page = len(transfer.claim.pages) - len(transfer.missing)
-        with Inbox(size) as inbox:
-            async with aclosing(prefill.prefill(request, first_page, inbox.path)) as answers:
-                async for pages in answers:
-                    inbox.hide()
-                    store = partial(self._store, transfer.missing, pages, inbox)
-                    await loop.run_in_executor(self._writer, store)
-                    transfer.num_written += pages.num_pages
+        landing = self._take_landing(number)
+        handle = landing.handle if landing is not None else None
+        is_whole = False
+        try:
+            with Inbox(self._transfer.part_bytes) as inbox:
+                answers = self._prefills[number].prefill(request, first_page, inbox.path, handle)
+                async with aclosing(answers):
+                    async for pages in answers:
+                        inbox.hide()
+                        store = partial(self._store, transfer.missing, pages, inbox, landing)
+                        await loop.run_in_executor(self._writer, store)
+                        transfer.num_written += pages.num_pages
+            is_whole = True
+        finally:
+            if landing is not None and is_whole:
+                self._landings[number].append(landing)
+            elif landing is not None:  # it may still be written
+                self._num_landings -= 1
 
-    def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
+    def _take_landing(self, number: int) -> _Landing | None:
+        """Return unused memory of the GPU for an engine; None where there can be none."""
+        if self._landings[number]:
+            return self._landings[number].pop()
+        if self._num_landings >= MAX_LANDINGS or not self._bases[number].startswith("ipc://"):
+            return None
+        self._num_landings += 1
+        try:
+            slots = self._transfer.create_slots(NUM_SLOTS)
+            return _Landing(slots, slots.share())
+        except RuntimeError as error:
+            logger.warning("pages come over the host's memory: %s", error)
+            self._num_landings = MAX_LANDINGS
+            return None
+
+    def _store(
+        self, missing: tuple[int, ...], pages: Pages, inbox: Inbox, landing: _Landing | None
+    ) -> None:
         """Write received pages to the pool; on the writer's thread."""
-        if not 0 <= pages.num_pages <= len(missing):
-            raise ValueError(f"{pages.num_pages} pages were sent, {len(missing)} are missing")
-        data: np.ndarray | memoryview = pages.data
+        transfer, count = self._transfer, pages.num_pages
+        if not 0 <= count <= min(len(missing), transfer.part_pages):
+            raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
+        if pages.on_gpu:
+            if landing is None or not 0 <= pages.slot < NUM_SLOTS:
+                raise ValueError(f"pages in slot {pages.slot} of no memory")
+            transfer.write_from(missing[:count], landing.slots, pages.slot)
+            return
+        if pages.num_bytes != count * transfer.page_bytes:
+            raise ValueError(f"{pages.num_bytes} bytes for {count} pages")
+        content = transfer.buffer(count)
         if pages.slot >= 0:
-            data = inbox.read(pages.slot, pages.num_bytes)
-        self._transfer.write(missing[: pages.num_pages], data)
+            inbox.read(pages.slot, content)
+        else:
+            content[:] = np.frombuffer(pages.data, np.uint8)
+        transfer.write(missing[:count], content)
 
     def _choose(self, request: Request, tried: set[int]) -> int | None:
         """Return the number of the engine for a prompt, as a replica is chosen; None without one

@@ -25,7 +25,7 @@ import zmq
 from llm import Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
-from tts.engine.prefill_client import PrefillClient
+from tts.engine.prefill_client import PagePart, PrefillClient
 from tts.errors import NotAvailableError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
@@ -345,13 +345,13 @@ class EngineServer:
         if not isinstance(self._client, PrefillClient):
             raise NotAvailableError("this engine computes no prompts for others")
         request = _renamed(work.request, peer, work.stream)
+        # Of this user only: a process of another machine could name any memory.
+        gpu = work.peer if self._endpoints.base.startswith("ipc://") else None
         outlet = Outlet.open(work.inbox)
         with outlet or nullcontext():
-            async with aclosing(self._client.prefill(request, work.first_page)) as parts:
-                async for num_pages, data, is_last in parts:
-                    slot = -1 if outlet is None else outlet.put(data)
-                    sent = data.data if slot < 0 else NO_DATA
-                    yield Pages(work.stream, num_pages, data.nbytes, sent, slot, is_last=is_last)
+            async with aclosing(self._client.prefill(request, work.first_page, gpu)) as parts:
+                async for part in parts:
+                    yield _pages(work.stream, part, outlet)
 
     async def _admit(self, number: int, client: str) -> AsyncGenerator[Message, None]:
         """Hold a slot among the running calls until the stream is cancelled."""
@@ -409,6 +409,16 @@ class EngineServer:
 
     async def _forget(self, peer: _Peer) -> None:
         await asyncio.gather(*self._drop(peer), return_exceptions=True)
+
+
+def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:
+    """Return the message of pages; their content goes into the outlet if it fits there."""
+    num_pages, content, slot, is_last = part
+    if slot >= 0:
+        return Pages(stream, num_pages, 0, NO_DATA, slot, on_gpu=True, is_last=is_last)
+    slot = -1 if outlet is None else outlet.put(content)
+    data = content.data if slot < 0 else NO_DATA
+    return Pages(stream, num_pages, content.nbytes, data, slot, is_last=is_last)
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:

@@ -20,8 +20,9 @@ from types import TracebackType
 
 import numpy as np
 
+from tts.engine.prefill_client import NUM_SLOTS
+
 FOLDER = Path("/dev/shm")
-NUM_SLOTS = 5  # one more than the window of `Pages`: the next one is written before it has credit
 _PATH = re.compile(re.escape(str(FOLDER)) + "/sonant-pages-[0-9a-f]{32}")
 
 
@@ -38,14 +39,12 @@ class Inbox:
             self.path = path
             os.ftruncate(self._file, NUM_SLOTS * slot_bytes)  # memory is taken when it is written
 
-    def read(self, slot: int, num_bytes: int) -> np.ndarray:
-        """Return what a slot contains, uint8 [num_bytes]. Raises ValueError for an invalid slot."""
-        if not (self.path and 0 <= slot < NUM_SLOTS and 0 <= num_bytes <= self._slot_bytes):
-            raise ValueError(f"{num_bytes} bytes in slot {slot} of {self!r}")
-        data = np.empty(num_bytes, np.uint8)
-        if os.preadv(self._file, [data.data], slot * self._slot_bytes) != num_bytes:
+    def read(self, slot: int, out: np.ndarray) -> None:
+        """Copy the beginning of a slot to `out`, uint8. Raises ValueError for an invalid slot."""
+        if not (self.path and 0 <= slot < NUM_SLOTS and out.nbytes <= self._slot_bytes):
+            raise ValueError(f"{out.nbytes} bytes in slot {slot} of {self!r}")
+        if os.preadv(self._file, [out.data], slot * self._slot_bytes) != out.nbytes:
             raise ValueError(f"{self!r} is too short")
-        return data
 
     def hide(self) -> None:
         """Remove the file's name, after the writer has opened it."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from llm import Request, TokenChunk
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.prefill_client import PeerHandle
 from tts.observe.engine_status import EngineStatus
 
 
@@ -93,12 +94,14 @@ class Prefill(Work, frozen=True):
     """Request for the KV pages of a prompt, from page `first_page` on, of an engine that has the
     others.
 
-    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none.
+    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `peer` is
+    memory of its GPU, which an engine of the same machine may map, see `llm.PeerSlots`.
     """
 
     request: Request
     first_page: Annotated[int, msgspec.Meta(ge=0)]
     inbox: str = ""
+    peer: PeerHandle | None = None
 
 
 # --- from the engine
@@ -163,16 +166,17 @@ class Codes(Answer, frozen=True):
 
 
 class Pages(Answer, frozen=True):
-    """Contents of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
+    """Content of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
 
-    They are in `data`, or in the reader's inbox if `slot` is not negative: that slot's first
-    `num_bytes`.
+    It is in `data`, or in a slot that is not negative: the first `num_bytes` of the reader's inbox
+    or, `on_gpu`, of its GPU's memory.
     """
 
     num_pages: int
     num_bytes: int
     data: memoryview
     slot: int = -1
+    on_gpu: bool = False
     is_last: bool = False
 
 

@@ -22,6 +22,7 @@ import zmq
 from decoder import CodecSpec
 from llm import ConfigError, Request, TokenChunk
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.prefill_client import PeerHandle
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import AUDIO_WINDOW, PAGES_WINDOW, TEXT_WINDOW
@@ -157,7 +158,7 @@ class RemoteEngineClient:
             return answer.codes
 
     async def prefill(
-        self, request: Request, first_page: int, inbox: str = ""
+        self, request: Request, first_page: int, inbox: str = "", peer: PeerHandle | None = None
     ) -> AsyncGenerator[Pages, None]:
         """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
 
@@ -166,7 +167,7 @@ class RemoteEngineClient:
         """
 
         def work(front_end: str, stream: int, request: Request) -> Prefill:
-            return Prefill(front_end, stream, request, first_page, inbox)
+            return Prefill(front_end, stream, request, first_page, inbox, peer)
 
         async with self._reading(work, request, PAGES_WINDOW) as reader:
             while not reader.stream.has_ended:

@@ -299,9 +299,9 @@ def test_wrong_pages_are_not_used(
         if wrong == "too short":
             monkeypatch.setattr(PageTransfer, "read", lambda self, pages: np.zeros(7, np.uint8))
         elif wrong == "too many pages":
-            monkeypatch.setattr(
-                prefill_client, "PagePart", lambda n, data, is_last: (99, data, is_last)
-            )
+            part = prefill_client.PagePart
+            too_many = lambda n, content, is_last: part(99, content, -1, is_last)  # noqa: E731
+            monkeypatch.setattr(prefill_client, "PagePart", too_many)
         else:
             monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: inbox.NUM_SLOTS)
         async with roles(text_checkpoint) as served:
