@@ -47,6 +47,8 @@ from tts.observe.engine_status import EngineStatus
 logger = logging.getLogger("tts.ipc")
 
 RECONNECTED = "reconnected to the engine"  # log message
+LOST = "the engine has exited; its requests have failed"
+PROMPTS_LOST = "an engine for prompts has exited"
 UNKNOWN = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_alive=False)
 UNLOADED = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_loaded=False)
 WAKE_S = 0.5  # between two requests to load the model
@@ -251,7 +253,7 @@ class RemoteEngineClient:
             self._connected.clear()
             self._was_unloaded = self._link.is_unloaded
             if not (self._was_unloaded or self._is_draining):
-                logger.warning("the engine has exited; its requests have failed")
+                logger.warning(PROMPTS_LOST if self._endpoints.by_format else LOST)
             self._replace_link()
             try:
                 await self._reconnect()

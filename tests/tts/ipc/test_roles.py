@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,60 @@ def test_invalid_messages_do_no_harm(text_checkpoint: Path) -> None:
                 assert served.received == 15
                 link.close()
             await prefill.servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_storm(text_checkpoint: Path, seed: int) -> None:
+    """Random lengths, shared beginnings and cancellations in small pools, while an engine for
+    prompts is stopped and started: whatever ends has the right tokens, and all pages come back.
+    """
+    random = Random(seed)
+    asked = [
+        Request(
+            f"s{number}",
+            (prompt(random.randrange(4), 200)[: random.randrange(1, 200)] + prompt(number, 150))[
+                : random.randrange(1, 300)
+            ],
+            SamplingParams(seed=number, temperature=0.7 * (number % 2), max_tokens=12),
+        )
+        for number in range(60)
+    ]
+
+    async def scenario() -> None:
+        expected = await parts.oracle(text_checkpoint, asked)
+        small = {"num_pages": 48}
+        options = {"cache": small, "max_batch_input_tokens": 64}
+        async with roles(text_checkpoint, count=2, prefill=options, **options) as served:
+            ended = 0
+
+            async def one(request: Request, tokens: tuple[int, ...]) -> None:
+                nonlocal ended
+                await asyncio.sleep(random.random())
+                task = asyncio.create_task(tokens_of(served.client, request))
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.random() / 5)
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                else:
+                    assert (await task)[0] == tokens
+                    ended += 1
+
+            async def restarts() -> None:
+                while True:
+                    await asyncio.sleep(0.2)
+                    await served.prefills[0].stop()
+                    await asyncio.sleep(0.1)
+                    await served.prefills[0].start()
+
+            restarting = asyncio.create_task(restarts())
+            await asyncio.gather(*map(one, asked, expected))
+            restarting.cancel()
+            await asyncio.gather(restarting, return_exceptions=True)
+            assert ended > 30
+            assert served.received > 20
             await served.check_released()
 
     run(scenario)
