@@ -218,8 +218,9 @@ def run_plans(plans: Sequence[Plan], prefill_plan: Plan | None) -> Times:
         serves = context.Event()
         processes.append(context.Process(target=prefill, args=(prefill_plan, serves, done)))
         processes[0].start()
-        if not serves.wait(START_S):
-            raise RuntimeError("the engine for prompts does not start")
+        while not serves.wait(1.0):
+            if not processes[0].is_alive():
+                raise RuntimeError("the engine for prompts has failed")
     ready = [context.Event() for _ in plans]
     for plan, event in zip(plans, ready, strict=True):
         processes.append(context.Process(target=decode, args=(plan, event, go, results)))

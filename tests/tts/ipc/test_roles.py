@@ -15,6 +15,7 @@ import zmq
 
 from llm import ConfigError, PageTransfer, PipelineRole, Request, SamplingParams
 from tests.fakes import build_text_checkpoint
+from tests.llm.lora.adapters import write_adapter
 from tests.tts.engine.jobs import run
 from tests.tts.ipc import roles as parts
 from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
@@ -408,5 +409,25 @@ def test_a_storm(text_checkpoint: Path, seed: int) -> None:
             assert ended > 30
             assert served.received > 20
             await served.check_released()
+
+    run(scenario)
+
+
+def test_prompts_of_adapters_are_computed_with_them(text_checkpoint: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        adapter = str(write_adapter(tmp_path / "low", text_checkpoint))
+        lora = {"lora": {"enable_lora": True, "lora_paths": [adapter]}}
+        plain = Request("r", prompt(1, 90), SamplingParams(seed=1, max_tokens=20))
+        adapted = Request("a", plain.prompt_ids, plain.sampling, lora="low")
+        own = parts.client_of(text_checkpoint, PipelineRole.PrefillAndDecode, **lora)
+        expected = await parts.all_tokens(own, [plain, adapted])
+        await own.close()
+        assert expected[0] != expected[1]
+        async with roles(text_checkpoint, prefill=lora, **lora) as served:
+            assert await parts.all_tokens(served.client, [plain, adapted]) == expected
+            assert served.received == 10
+        async with roles(text_checkpoint, **lora) as served:  # the other engine has no adapter
+            assert await parts.all_tokens(served.client, [plain, adapted]) == expected
+            assert served.received == 5
 
     run(scenario)
