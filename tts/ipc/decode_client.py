@@ -43,6 +43,7 @@ logger = logging.getLogger("tts.ipc")
 
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
+LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
 MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
 
@@ -190,7 +191,9 @@ class DecodeClient:
             await asyncio.shield(asyncio.wrap_future(released))
 
     async def _claim(self, transfer: _Transfer, request: Request) -> None:
-        """Claim the prompt's pages; wait while there is no room."""
+        """Claim the prompt's pages; wait while there is no room, but not for ever: paused sequences
+        may have the pages, which the scheduler can take from them, and a claim here cannot.
+        """
         name = f"prompt {next(self._names)}"
 
         def claim() -> None:
@@ -202,9 +205,10 @@ class DecodeClient:
 
         if not self._full.locked() and await is_claimed():
             return
-        async with self._full:
-            while not await is_claimed():
-                await asyncio.sleep(ROOM_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_WAIT_S), self._full:
+                while not await is_claimed():
+                    await asyncio.sleep(ROOM_S)
 
     def _release(self, transfer: _Transfer) -> None:
         if transfer.claim is not None:
@@ -226,7 +230,7 @@ class DecodeClient:
             self._num_open[number] += 1
             try:
                 await self._receive_from(number, transfer, request)
-            except (LLMError, TTSError, ValueError) as error:
+            except (LLMError, TTSError, ValueError, RuntimeError, OSError) as error:
                 self._warn(f"engine {number} for prompts: {error}")
             finally:
                 self._num_open[number] -= 1
@@ -277,6 +281,8 @@ class DecodeClient:
         transfer, count = self._transfer, pages.num_pages
         if not 0 <= count <= min(len(missing), transfer.part_pages):
             raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
+        if not count:
+            return
         if pages.on_gpu:
             if landing is None or not 0 <= pages.slot < NUM_SLOTS:
                 raise ValueError(f"pages in slot {pages.slot} of no memory")

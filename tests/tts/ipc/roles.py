@@ -15,7 +15,7 @@ from llm import PipelineConfig, PipelineRole, Request, SamplingParams, create_en
 from tests.fakes import wait_until_idle
 from tests.tts.ipc.remote_engine import engine_info_of, new_base
 from tts.engine.client import EngineClient
-from tts.engine.local_client import LocalEngineClient
+from tts.engine.local_client import LocalEngineClient, StreamLimits
 from tts.engine.prefill_client import PrefillClient
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints, reserved
@@ -159,6 +159,7 @@ async def roles(
     bases: Sequence[str] = (),
     prefill: dict[str, Any] | None = None,
     watermark: float = 0.95,
+    limits: StreamLimits | None = None,
     **values: Any,
 ) -> AsyncIterator[Roles]:
     """Run `count` engines for prompts and one that decodes; everything is closed afterwards.
@@ -171,7 +172,8 @@ async def roles(
             await ending.enter_async_context(prefill_engine(checkpoint, base, **(prefill or {})))
             for base in addresses
         ]
-        local = client_of(checkpoint, PipelineRole.DecodeOnly, **values)
+        engine = create_engine(config(checkpoint, PipelineRole.DecodeOnly, **values))
+        local = LocalEngineClient(engine, limits=limits)
         client = await DecodeClient.connect(local, addresses, watermark)
         ending.push_async_callback(client.close)
         yield Roles(prefills, local, client)

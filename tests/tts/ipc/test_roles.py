@@ -21,8 +21,9 @@ from tests.tts.ipc import roles as parts
 from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
 from tests.tts.ipc.roles import PAGE, prompt, requests, roles, tokens_of
 from tts.engine import prefill_client
+from tts.engine.local_client import StreamLimits
 from tts.errors import NotAvailableError
-from tts.ipc import inbox
+from tts.ipc import decode_client, inbox
 from tts.ipc.codec import encode
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints
@@ -162,6 +163,47 @@ def test_prompts_wait_for_room_and_decoding_continues(text_checkpoint: Path) -> 
         small = {"num_pages": 32}
         async with roles(text_checkpoint, cache=small, prefill={"cache": small}) as served:
             assert await parts.all_tokens(served.client, asked) == expected
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_prompt_without_room_waits_in_the_scheduler(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused sequence has the pages, whose reader does not read: the scheduler takes them."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(decode_client, "LONGEST_WAIT_S", 0.2)
+        limits = StreamLimits(text_chunks=4)
+        slow = Request("slow", prompt(1, 60), SamplingParams(max_tokens=40, ignore_eos=True))
+        asked = Request("asked", prompt(2, 90), SamplingParams(max_tokens=5))
+        [expected, later] = await parts.oracle(text_checkpoint, [asked, slow])
+        async with roles(text_checkpoint, cache={"num_pages": 9}, limits=limits) as served:
+            chunks = served.client.generate(slow)
+            first = await anext(chunks)
+            await wait_until(lambda: served.local.engine.stats().paused == 1)
+            assert await tokens_of(served.client, asked) == (expected, 0)
+            rest = [chunk async for chunk in chunks]
+            assert tuple(t for chunk in (first, *rest) for t in chunk.token_ids) == later
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_an_empty_answer_leaves_the_prompt_to_this_engine(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other engine has lost the pages again, or could not claim them."""
+
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            transfer = served.prefills[0].local.engine.transfer
+            monkeypatch.setattr(transfer, "claim", lambda *arguments: None)
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
             await served.check_released()
 
     run(scenario)
