@@ -49,7 +49,7 @@ class PeerSlots:
         storage: Any = torch.UntypedStorage
         # Without the event of the memory's last writer: what it contains is not read here.
         shared = storage._new_shared_cuda(
-            device.index, memory_handle, size, offset, counter, place, b"", False
+            device.index or 0, memory_handle, size, offset, counter, place, b"", False
         )
         memory = torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
         return cls(memory, num_slots, slot_bytes)

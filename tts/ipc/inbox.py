@@ -23,7 +23,7 @@ import numpy as np
 from tts.engine.prefill_client import NUM_SLOTS
 
 FOLDER = Path("/dev/shm")
-_PATH = re.compile(re.escape(str(FOLDER)) + "/sonant-pages-[0-9a-f]{32}")
+_PATH = re.compile(re.escape(str(FOLDER)) + "/sonant-pages-[0-9]{1,20}-[0-9a-f]{32}")
 
 
 class Inbox:
@@ -34,7 +34,7 @@ class Inbox:
         self.path = ""
         """Path for the writer; empty where there is no shared memory."""
         with suppress(OSError):
-            path = f"{FOLDER}/sonant-pages-{secrets.token_hex(16)}"
+            path = f"{FOLDER}/sonant-pages-{os.getpid()}-{secrets.token_hex(16)}"
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self.path = path
             os.ftruncate(self._file, NUM_SLOTS * slot_bytes)  # memory is taken when it is written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import aclosing
 from pathlib import Path
 from random import Random
@@ -114,7 +115,7 @@ def test_many_parts_use_the_slots_in_turn(
         async with roles(text_checkpoint) as served:
             assert await parts.all_tokens(served.client, asked) == expected
             assert served.received == 3 * 23
-            assert not [*inbox.FOLDER.glob("sonant-pages-*")]
+            assert not [*inbox.FOLDER.glob(f"sonant-pages-{os.getpid()}-*")]
             await served.check_released()
 
     run(scenario)
@@ -147,7 +148,7 @@ def test_cancelled_requests_give_all_pages_back(text_checkpoint: Path) -> None:
                 await asyncio.gather(task, return_exceptions=True)
             await served.prefills[0].servers[0].wait_idle(0.01)
             await served.check_released()
-            assert not [*inbox.FOLDER.glob("sonant-pages-*")]
+            assert not [*inbox.FOLDER.glob(f"sonant-pages-{os.getpid()}-*")]
             [expected] = await parts.oracle(text_checkpoint, [asked])
             assert (await tokens_of(served.client, asked))[0] == expected
 
@@ -471,5 +472,23 @@ def test_prompts_of_adapters_are_computed_with_them(text_checkpoint: Path, tmp_p
         async with roles(text_checkpoint, **lora) as served:  # the other engine has no adapter
             assert await parts.all_tokens(served.client, [plain, adapted]) == expected
             assert served.received == 5
+
+    run(scenario)
+
+
+def test_a_lost_reader_leaves_no_pages_behind(text_checkpoint: Path) -> None:
+    """Its connection breaks without a word, while prompts are computed and while pages move."""
+
+    async def scenario() -> None:
+        asked = requests(length=300, count=4)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, prefill=CHUNKS) as served:
+            running = asyncio.create_task(parts.all_tokens(served.client, asked))
+            await wait_until(lambda: served.prefills[0].servers[0].num_streams == 4)
+            served.client._prefills[0]._link._break()
+            assert await running == expected
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+            await wait_until(lambda: served.client._prefills[0].takes_work)
 
     run(scenario)
