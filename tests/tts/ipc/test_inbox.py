@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tts.engine.prefill_client import NUM_SLOTS
 from tts.ipc import inbox
-from tts.ipc.inbox import NUM_SLOTS, Inbox, Outlet
+from tts.ipc.inbox import Inbox, Outlet
 
 SIZE = 100
 

@@ -348,7 +348,7 @@ def test_wrong_pages_are_not_used(
             too_many = lambda n, content, is_last: part(99, content, -1, is_last)  # noqa: E731
             monkeypatch.setattr(prefill_client, "PagePart", too_many)
         else:
-            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: inbox.NUM_SLOTS)
+            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: prefill_client.NUM_SLOTS)
         async with roles(text_checkpoint) as served:
             assert await parts.all_tokens(served.client, asked) == expected
             assert served.received == 0
