@@ -137,7 +137,20 @@ class Load:
 def running(
     shape: Shape, folder: Path, values: Mapping[str, Any], hook: StepHook | None = None
 ) -> Iterator[Engine]:
-    """Start an engine on a shape; `values` are configuration that overrides the defaults here."""
+    """Start an engine on a shape; see `created`."""
+    engine = created(shape, folder, values)
+    engine.set_hook(hook)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+        pipeline_of(engine).shutdown()
+        release_memory()
+
+
+def created(shape: Shape, folder: Path, values: Mapping[str, Any]) -> Engine:
+    """Create an engine on a shape; `values` are configuration that overrides the defaults here."""
     own: dict[str, Any] = {
         "audio_decoder": AUTO_DECODER,
         "run_model_test_mode": shape.checkpoint is None,
@@ -148,14 +161,7 @@ def running(
     config = AudioGenerationConfig(**AudioGenerationConfig.merged(own, values))
     engine = create_engine(config)
     release_memory()  # memory from the creation of random weights
-    engine.set_hook(hook)
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.shutdown()
-        pipeline_of(engine).shutdown()
-        release_memory()
+    return engine
 
 
 def release_memory() -> None:

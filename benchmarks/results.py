@@ -83,7 +83,8 @@ KINDS: dict[str, dict[str, str]] = {
             "tensor_parallel_8b_one": "--shape llama-8b",
             "tensor_parallel_8b_two": "--shape llama-8b --model.device-specs cuda:0,cuda:1",
         }.items()
-    },
+    }
+    | {"roles": f"roles {QUICK}"},
     "cpu": {
         "cpu_cold_start": "cold_start",
         "cpu_first_audio": "first_audio",

@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from llm.kv_cache.manager import KVCacheManager
     from llm.kv_cache.state_pool import StatePart, StatePool
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
+    from llm.kv_cache.transfer import PageClaim, PageTransfer
     from llm.lora.manager import LoRAManager
+    from llm.memory.peer_slots import PeerSlots
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
     from llm.models.gguf import GGUFFile
@@ -110,6 +112,9 @@ __all__ = [
     "ModelOutputs",
     "ModelRunner",
     "OverlapTextGenerationPipeline",
+    "PageClaim",
+    "PageTransfer",
+    "PeerSlots",
     "PipelineConfig",
     "PipelineModel",
     "PipelineRole",
@@ -198,7 +203,9 @@ _HOMES = {
     "llm.kv_cache.manager": ("KVCacheManager",),
     "llm.kv_cache.state_pool": ("StatePart", "StatePool"),
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
+    "llm.kv_cache.transfer": ("PageClaim", "PageTransfer"),
     "llm.lora.manager": ("LoRAManager",),
+    "llm.memory.peer_slots": ("PeerSlots",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),
     "llm.models.gguf": ("GGUFFile",),

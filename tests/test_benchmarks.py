@@ -42,6 +42,7 @@ from benchmarks import (
     planted,
     prompts,
     replicas,
+    roles,
     sampling,
     scheduler,
     seams,
@@ -121,6 +122,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "reading",
         "replicas",
         "results",
+        "roles",
         "sampling",
         "scheduler",
         "seams",
@@ -707,6 +709,17 @@ def test_replicas_are_compared_with_one_engine(tiny_server: Server) -> None:
     assert min(one.value, several.value, cost.value) > 0
     assert gain.values == (several.value / one.value,)
     assert gain.bar == replicas.BAR
+
+
+def test_roles_are_compared_with_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--shape toy --devices cpu,cpu --streams 2 --rate 4 --prompt 300 --seconds 1 --repeat 1"
+    pages = "--max-length 2048 --model.kv-cache.num-pages 200"
+    assert roles.main([*small.split(), *pages.split()]) == 0
+    figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
+    assert min(figure["value"] for figure in figures.values()) > 0
+    gain = figures["step, p99: roles against replicas"]
+    step = [figures[f"{name}: step, p99"]["value"] for name in ("roles", "replicas")]
+    assert gain["value"] == pytest.approx(step[0] / step[1])
 
 
 def test_one_engine_can_have_a_share_of_the_cores() -> None:

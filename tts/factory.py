@@ -23,6 +23,7 @@ from decoder import AudioEncoding
 from llm import (
     CheckpointError,
     ConfigError,
+    PipelineRole,
     RequestError,
     SamplingParams,
     is_embedding_model,
@@ -132,6 +133,11 @@ def create_service(
     text. Raises CheckpointError, ConfigError, CapacityError and DecoderConfigError.
     """
     config = with_model(config)
+    if config.pipeline_role is not PipelineRole.PrefillAndDecode:
+        raise ConfigError(
+            f"pipeline_role={config.pipeline_role.value} needs tts.serve with front_ends of at "
+            "least 1: engines with roles are processes of their own"
+        )
     checkpoint = open_checkpoint(config)
     client, info = create_engine_client(config, server, checkpoint)
     service = connect_service(config, server, client, info, checkpoint=checkpoint)
@@ -193,7 +199,8 @@ def create_engine_client(
     if config.model.on_cpu:
         set_product_threads(min(num_cores, MAX_CPU_THREADS))
     family = find_family(checkpoint, config.family)
-    decoder = _decoder(config, family) if family else None
+    computes_prompts_only = config.pipeline_role is PipelineRole.PrefillOnly
+    decoder = _decoder(config, family) if family and not computes_prompts_only else None
     streaming = None
     if decoder:  # before the language model takes the rest of a GPU's memory
         streaming = streaming_options(config, decoder.spec.recommended)

@@ -38,7 +38,14 @@ class PipelineFields(StrictModel):
         default=None, gt=0, description="longest sequence in tokens (default: the model's limit)"
     )
     pipeline_role: PipelineRole = Field(
-        default=PipelineRole.PrefillAndDecode, description="prefill, decode or both"
+        default=PipelineRole.PrefillAndDecode,
+        description="what this engine does: prompts for other engines (prefill_only), generation "
+        "from prompts of others (decode_only), or all (prefill_and_decode)",
+    )
+    prefill_endpoints: list[str] = Field(
+        default_factory=list,
+        description="zmq_endpoint_base of an engine with prefill_only, for decode_only; give the "
+        "flag again for more",
     )
     max_batch_size: int | None = Field(
         default=None,
@@ -107,7 +114,7 @@ class PipelineFields(StrictModel):
     zmq_endpoint_base: str = Field(
         default_factory=lambda: f"ipc://{tempfile.gettempdir()}/sonant-{secrets.token_hex(9)}",
         description="where front ends reach the engine: ipc://PATH, or tcp://HOST:PORT and the "
-        "four ports after it, more for replicas (default: a new socket)",
+        "four ports after it, more for several engines (default: a new socket)",
     )
     execute_empty_batches: bool = Field(
         default=False,
@@ -152,6 +159,11 @@ class PipelineFields(StrictModel):
         if steps == 0:
             raise ValueError("must be -1 (by device) or at least 1")
         return steps
+
+    @field_validator("prefill_endpoints")
+    @classmethod
+    def _prefill_endpoints(cls, bases: list[str]) -> list[str]:
+        return [cls._endpoint(base) for base in bases]
 
     @field_validator("zmq_endpoint_base")
     @classmethod

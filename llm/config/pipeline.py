@@ -21,6 +21,7 @@ from llm.config.report import RunningPlan, log_basics, log_pipeline
 from llm.config.resolve import (
     DEFAULT_STEPS_ON_GPU,
     batch_limits,
+    check_moves_pages,
     launch_level,
     resolve_steps,
 )
@@ -131,6 +132,12 @@ class PipelineConfig(PipelineFields):
 
     def resolve_own(self) -> None:
         """Run the part of `resolve` that a subclass adds, before the steps of the core."""
+
+    def check_moves_pages(self, name: str) -> None:
+        """Raise `ConfigError` for an engine that cannot move the pages of prompts, which the field
+        `name` asks for.
+        """
+        check_moves_pages(self, name)
 
     def load_architectures(self) -> None:
         """Import `custom_architectures` and register their entries in this process.

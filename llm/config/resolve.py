@@ -21,6 +21,7 @@ from llm.config.sections import (
     CPU_ENCODINGS,
     GPU_ENCODINGS,
     ModelConfig,
+    PipelineRole,
     SpeculativeConfig,
     switch,
 )
@@ -331,6 +332,30 @@ def resolve_kv_cache(config: PipelineFields) -> None:
         )
 
 
+def resolve_role(config: PipelineFields) -> None:
+    """Check what an engine needs whose prompts' pages come from another one, or go there."""
+    role = config.pipeline_role
+    if config.prefill_endpoints and role is not PipelineRole.DecodeOnly:
+        raise ConfigError(f"prefill_endpoints needs pipeline_role={PipelineRole.DecodeOnly.value}")
+    if role is not PipelineRole.PrefillAndDecode:
+        check_moves_pages(config, f"pipeline_role={role.value}")
+
+
+def check_moves_pages(config: PipelineFields, name: str) -> None:
+    """Raise `ConfigError` for an engine that cannot move the pages of prompts, which `name` asks
+    for.
+    """
+    model = config.model
+    refused = {
+        "draft_model: a draft needs pages of its own": config.draft_model is not None,
+        "several devices for one engine": len(model.devices_of_replica(0)) > 1,
+        "model.kv_cache.enable_prefix_caching=False": not model.kv_cache.enable_prefix_caching,
+    }
+    for reason, is_set in refused.items():
+        if is_set:
+            raise ConfigError(f"{name} excludes {reason}")
+
+
 _STEPS: tuple[Callable[[PipelineFields], None], ...] = (
     resolve_devices,
     resolve_models,
@@ -339,6 +364,7 @@ _STEPS: tuple[Callable[[PipelineFields], None], ...] = (
     resolve_drafting,
     resolve_echo,
     resolve_kv_cache,
+    resolve_role,
     resolve_overlap,
     resolve_kernels,
 )

@@ -9,7 +9,6 @@ from llm.config.strict import StrictModel
 from llm.errors import ConfigError
 
 UNSUPPORTED_FIELDS: dict[str, str] = {
-    "pipeline_role": "prefill and decode run in one process",
     "draft_model.data_parallel_degree": "a draft model runs in every replica of its model",
     "model.trust_remote_code": "code from checkpoints is never run",
 }

@@ -29,6 +29,7 @@ from llm.stats import StepCounters
 
 if TYPE_CHECKING:
     from llm.config import PipelineConfig
+    from llm.kv_cache.transfer import PageTransfer
     from llm.pipeline.base import TextGenerationPipelineInterface
     from llm.structured.grammar import TokenSpelling
 
@@ -58,7 +59,10 @@ class Engine:
         max_waiting: int | None = None,
         admit: Callable[[Request], None] | None = None,
         execute_empty_batches: bool = False,
+        transfer: PageTransfer | None = None,
     ) -> None:
+        self.transfer = transfer
+        """Transfers of the prompts' pages to and from other engines; None: there are none."""
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._hook = hook
@@ -113,16 +117,19 @@ class Engine:
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, sink: Sink | None = None) -> TokenStream:
+    def submit(
+        self, request: Request, sink: Sink | None = None, arrival_s: float | None = None
+    ) -> TokenStream:
         """Queue a request; its chunks go to `sink` (on the engine thread) or into the stream.
 
+        `arrival_s`: the time of `time.monotonic` from which it has waited (None: now).
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
         request = self._rules.apply(request)
         if self._admit is not None:
             self._admit(request)
-        sequence = Sequence(request, time.monotonic())
+        sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
         stream = TokenStream(request.request_id, self.cancel, buffered=sink is None)
         with self._condition:
             if not self._is_accepting:
@@ -230,6 +237,8 @@ class Engine:
             host_pages=kv.host_pages,
             pages_to_host=kv.num_pages_to_host,
             pages_from_host=kv.num_pages_from_host,
+            pages_received=kv.num_received,
+            pages_sent=kv.num_sent,
             preemptions=scheduler.num_preemptions,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             prefix_miss_tokens=kv.prefix_miss_tokens,
@@ -591,6 +600,7 @@ def assemble_engine(pipeline: TextGenerationPipelineInterface, config: PipelineC
         scheduler,
         admit=pipeline.admit,
         execute_empty_batches=config.execute_empty_batches,
+        transfer=pipeline.page_transfer(),
     )
 
 

@@ -106,3 +106,5 @@ class EngineStats:
     turn_s: float = 0.0  # duration of the current turn; 0 while the engine sleeps
     speculative: SpeculativeDecodingMetrics | None = None  # None without a draft model
     graphs: GraphStats | None = None  # None where decoding is not captured
+    pages_received: int = 0  # of the prefix cache, computed by other engines
+    pages_sent: int = 0

@@ -64,6 +64,11 @@ class KVPool:
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
 
     @property
+    def cell_dtype(self) -> torch.dtype:
+        """Type of the pages' contents outside of the pool: uint8 for float8."""
+        return self._cells[0].dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all layers without the tail."""
         values = 2 * self.num_kv_heads * self.num_pages * self.page_size * self.head_dim
@@ -76,6 +81,18 @@ class KVPool:
     def values(self, layer: int) -> Tensor:
         """Return a view [P, page_size, Hkv, D]."""
         return self._paged(self.storage[layer][self.num_kv_heads :])
+
+    def read_pages(self, pages: Tensor) -> Tensor:
+        """Return a copy [L, 2 × Hkv, n, page_size, D] of whole `pages` [n], as `cell_dtype`."""
+        return torch.stack([self._by_page(cells).index_select(1, pages) for cells in self._cells])
+
+    def write_pages(self, pages: Tensor, values: Tensor) -> None:
+        """Replace whole `pages` [n] by values as `read_pages` returns them."""
+        for cells, layer in zip(self._cells, values, strict=True):
+            self._by_page(cells).index_copy_(1, pages, layer)
+
+    def _by_page(self, cells: Tensor) -> Tensor:
+        return cells.unflatten(1, (self._stored_pages, self.page_size))
 
     def _paged(self, heads: Tensor) -> Tensor:
         paged = heads.unflatten(1, (self._stored_pages, self.page_size))
@@ -100,7 +117,7 @@ class KVPool:
 
     def take(self, layer: int, pages: Tensor) -> Tensor:
         """Return a copy [2 × Hkv, n × page_size, D] of whole `pages` [n]."""
-        paged = self._cells[layer].unflatten(1, (self._stored_pages, self.page_size))
+        paged = self._by_page(self._cells[layer])
         return paged.index_select(1, pages).flatten(1, 2).view(self.dtype)
 
     def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:

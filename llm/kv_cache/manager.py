@@ -32,12 +32,15 @@ class _Claim:
     When another request has cached the same prefix first, this request continues with its own copy.
     """
 
-    __slots__ = ("pages", "path", "salt")
+    __slots__ = ("is_transfer", "pages", "path", "salt")
 
-    def __init__(self, salt: str, pages: array[int], path: list[PageNode]) -> None:
+    def __init__(
+        self, salt: str, pages: array[int], path: list[PageNode], *, is_transfer: bool = False
+    ) -> None:
         self.salt = salt
         self.pages = pages  # an array that kernels can copy in one piece
         self.path = path
+        self.is_transfer = is_transfer
 
 
 class KVCacheManager:
@@ -70,6 +73,12 @@ class KVCacheManager:
         """Pages that can hold tokens."""
         self.prefix_hit_tokens = 0
         self.prefix_miss_tokens = 0
+        self.num_transfers = 0
+        """Claims of a `PageTransfer`, which end without a step of the engine."""
+        self.num_received = 0
+        """Pages of the prefix cache that other engines computed, since the start."""
+        self.num_sent = 0
+        """Pages that were sent to other engines since the start."""
 
     @property
     def num_pages(self) -> int:
@@ -134,12 +143,13 @@ class KVCacheManager:
         cache_salt: str = "",
         watermark: float = 1.0,
         reads_cache: bool = True,
+        is_transfer: bool = False,
     ) -> int | None:
         """Claim pages for all of `token_ids`; return how many of the tokens are cached.
 
         At least one token remains to be computed, because its logits are needed. Returns None, and
         changes nothing, when the pages or a state are not available or the used share of the pool
-        would exceed `watermark`.
+        would exceed `watermark`. `is_transfer`: no sequence's, see `PageTransfer`.
         """
         if request_id in self._claims:
             raise ValueError(f"request {request_id} has a claim already")
@@ -164,10 +174,13 @@ class KVCacheManager:
         pages = array("i", shared + taken[len(on_host) :])
         if states is not None:
             pages = StatePages.of(pages, states.alloc())
-        self._claims[request_id] = _Claim(cache_salt, pages, path)
+        self._claims[request_id] = _Claim(cache_salt, pages, path, is_transfer=is_transfer)
         num_hits = len(path) * self.page_size
-        self.prefix_hit_tokens += num_hits
-        self.prefix_miss_tokens += len(token_ids) - num_hits
+        if is_transfer:
+            self.num_transfers += 1
+        else:
+            self.prefix_hit_tokens += num_hits
+            self.prefix_miss_tokens += len(token_ids) - num_hits
         return num_hits
 
     def pages(self, request_id: str) -> Sequence[int]:
@@ -217,6 +230,7 @@ class KVCacheManager:
             parent = self._cache.insert(claim.salt, parent, key, claim.pages[index])
         self._cache.unlock(claim.path)
         self._pool.free(claim.pages)
+        self.num_transfers -= claim.is_transfer
         if isinstance(claim.pages, StatePages) and self._states is not None:
             self._states.free(claim.pages.state)
 
@@ -247,6 +261,8 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless every reference, lock and count is consistent."""
+        if self.num_transfers != sum(claim.is_transfer for claim in self._claims.values()):
+            raise AssertionError(f"{self.num_transfers} transfers do not match the claims")
         holders: Counter[int] = Counter()
         locks: Counter[PageNode] = Counter()
         for request_id, claim in self._claims.items():

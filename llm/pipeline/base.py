@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from llm.batch import ModelInputs, ModelOutputs, ScheduledBatch, ScheduledRow, StepOutput
-from llm.config import KVCacheConfig, PipelineConfig, SpeculativeConfig
+from llm.config import KVCacheConfig, PipelineConfig, PipelineRole, SpeculativeConfig
 from llm.errors import CapacityError, ConfigError, RequestError
 from llm.kv_cache.host_pool import HostPool
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.manager import KVCacheManager
+from llm.kv_cache.transfer import PageTransfer
 from llm.memory.plan import MemoryPlan
 from llm.models.base import PipelineModel
 from llm.models.hf_config import read_eos_token_ids
+from llm.models.identity import weights_identity
 from llm.models.pooling import PoolingSpec
 from llm.models.weights import WeightsAdapter, WeightsFormat
 from llm.parallel.group import Group
@@ -161,6 +163,24 @@ class TextGenerationPipelineInterface(ABC):
         """Return the number of graph replays; None where decoding is not captured."""
         graphs = self.runner.graph_runner
         return None if graphs is None else graphs.stats()
+
+    def page_transfer(self) -> PageTransfer | None:
+        """Return the transfer of prompts' pages to or from other engines; None for an engine that
+        needs none, by its role.
+
+        Raises `ConfigError` for a model whose prompts leave more behind than pages.
+        """
+        role = self._config.pipeline_role
+        if role is PipelineRole.PrefillAndDecode:
+            return None
+        pool, states = self.runner.token_to_kv_pool, self._kv_manager.available_states
+        has_pages = pool is not None and pool.num_layers > 0
+        if pool is None or not has_pages or states is not None or self.embeddings.spec is not None:
+            raise ConfigError(
+                f"pipeline_role={role} needs a model that generates and keeps nothing but KV pages "
+                f"of a prompt; {type(self.runner.loaded_model).__name__} does not"
+            )
+        return PageTransfer(pool, self._kv_manager, weights_identity(self._config))
 
     def warmup_graph_capture(self) -> None:
         """Capture the decode forward before the first request. Loading does this where capture is

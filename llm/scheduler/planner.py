@@ -205,7 +205,7 @@ class BatchPlanner:
             if victim is not None:
                 self._preempt(victim)
                 continue
-            if not builder.rows and not self._ahead:
+            if not builder.rows and not self._ahead and not self._kv.num_transfers:
                 self._fail(sequence)
             return False
         return True

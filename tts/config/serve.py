@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from decoder import DecoderConfigError
-from llm import CapacityError, CheckpointError, ConfigError
+from llm import CapacityError, CheckpointError, ConfigError, PipelineRole
 from tts.config.defaults import complete_values
 from tts.config.pipeline import AudioGenerationConfig, describe_error
 from tts.config.server import ServerConfig
@@ -52,13 +53,45 @@ class ServeConfig:
 
     @property
     def num_replicas(self) -> int:
-        """Number of engines of the model."""
+        """Number of engines of the model, without those that only compute prompts for them."""
         return self.model.model.data_parallel_degree
 
-    def of_replica(self, number: int, zmq_endpoint_base: str) -> ServeConfig:
-        """Return the configuration of one replica's engine, by its number from 0."""
-        own = {"zmq_endpoint_base": zmq_endpoint_base}
-        return replace(self, model=self.model.of_replica(number).model_copy(update=own))
+    @property
+    def num_engines(self) -> int:
+        """Number of all engines of the model on this machine."""
+        return self.num_replicas + len(self.server.prefill_devices)
+
+    def of_replica(
+        self, number: int, zmq_endpoint_base: str, prefills: tuple[str, ...] = ()
+    ) -> ServeConfig:
+        """Return the configuration of one replica's engine, by its number from 0.
+
+        `prefills`: bases of the server's engines that compute prompts, if there are any.
+        """
+        own: dict[str, Any] = {"zmq_endpoint_base": zmq_endpoint_base}
+        if prefills:
+            own |= {"pipeline_role": PipelineRole.DecodeOnly, "prefill_endpoints": [*prefills]}
+        return self._of_engine(number, own)
+
+    def of_prefill(self, number: int, zmq_endpoint_base: str) -> ServeConfig:
+        """Return the configuration of an engine that computes prompts, by its number from 0."""
+        role = PipelineRole.PrefillOnly
+        own: dict[str, Any] = {"zmq_endpoint_base": zmq_endpoint_base, "pipeline_role": role}
+        return self._of_engine(0, own, [self.server.prefill_devices[number]])
+
+    def _of_engine(
+        self, number: int, own: dict[str, Any], devices: list[str] | None = None
+    ) -> ServeConfig:
+        """Return the configuration of an engine, on devices of its own or a replica's."""
+        config = self.model.of_replica(number)
+        section = config.model
+        if devices is not None:
+            section = section.model_copy(update={"device_specs": devices})
+        if section.on_cpu:  # all engines share its memory
+            share = self.model.model.kv_cache.device_memory_utilization / self.num_engines
+            cache = section.kv_cache.model_copy(update={"device_memory_utilization": share})
+            section = section.model_copy(update={"kv_cache": cache})
+        return replace(self, model=config.model_copy(update={**own, "model": section}))
 
 
 def refuse(error: Exception) -> int:

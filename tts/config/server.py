@@ -15,6 +15,7 @@ MIB = 2**20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
 ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+CPU, DEVICE = "cpu", re.compile(r"cpu|cuda:[0-9]+")
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -63,6 +64,10 @@ class ServerConfig(StrictModel):
     )
     front_ends: int = Field(
         default=1, ge=0, le=64, description="processes for calls; 0: the engine's"
+    )
+    prefill_devices: list[str] = Field(
+        default_factory=list,
+        description="devices of engines that only compute prompts, one each, for the others",
     )
     max_restarts: int = Field(
         default=5, ge=0, description="restarts in a row of a process that died"
@@ -174,6 +179,17 @@ class ServerConfig(StrictModel):
             raise ValueError(f"{address!r} is no address; write HOST:PORT")
         return address
 
+    @field_validator("prefill_devices")
+    @classmethod
+    def _are_devices(cls, devices: list[str]) -> list[str]:
+        wrong = [device for device in devices if not DEVICE.fullmatch(device)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no device; write cpu or cuda:0")
+        gpus = [device for device in devices if device != CPU]
+        if len(set(gpus)) < len(gpus):
+            raise ValueError(f"{','.join(devices)} must name different GPUs")
+        return devices
+
     @field_validator("http_cors_origins")
     @classmethod
     def _are_origins(cls, origins: list[str]) -> list[str]:
@@ -192,6 +208,8 @@ class ServerConfig(StrictModel):
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         if self.unload_after_s is not None and not self.front_ends:
             raise ValueError("unload_after_s needs front_ends of at least 1")
+        if self.prefill_devices and not self.front_ends:
+            raise ValueError("prefill_devices needs front_ends of at least 1")
         if self.text_model_config and self.text_model is None:
             raise ValueError("text_model_config needs text_model")
         if self.speech_server is None and self._names_speech_server:

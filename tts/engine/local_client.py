@@ -93,13 +93,20 @@ class LocalEngineClient:
     def __repr__(self) -> str:
         return f"LocalEngineClient({self._decode_loop!r})"
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        """Stream a text request. Closing the iterator cancels it.
+    @property
+    def engine(self) -> Engine:
+        """The engine, which this client has started."""
+        return self._engine
+
+    async def generate(
+        self, request: Request, arrival_s: float | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Stream a text request. Closing the iterator cancels it. `arrival_s`: see `Engine.submit`.
 
         Raises the errors of `Engine.submit`, and SlowReaderError.
         """
         task = TextStream(request.request_id, self._create_queue(self._limits.text_chunks))
-        self._submit(task, request)
+        self._submit(task, request, arrival_s)
         try:
             chunk = None
             while chunk is None or chunk.finish_reason is None:
@@ -108,8 +115,10 @@ class LocalEngineClient:
         finally:
             self._leave(task)
 
-    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
-        """Stream a speech job. Closing the iterator cancels it.
+    async def speak(
+        self, job: SpeechJob, arrival_s: float | None = None
+    ) -> AsyncGenerator[AudioBlock, None]:
+        """Stream a speech job. Closing the iterator cancels it. `arrival_s`: see `Engine.submit`.
 
         Raises the errors of `Engine.submit`, SlowReaderError, CodeRangeError for codes outside
         the codebook, and PreconditionError for a text-only model.
@@ -117,7 +126,7 @@ class LocalEngineClient:
         if self._setup is None:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         task = SpeechStream(job, self._setup, self._create_queue(self._limits.audio_blocks))
-        self._submit(task, job.request)
+        self._submit(task, job.request, arrival_s)
         try:
             block = None
             while block is None or block.finish_reason is None:
@@ -189,14 +198,15 @@ class LocalEngineClient:
                 break
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, task: StreamTask, request: Request) -> None:
+    def _submit(self, task: StreamTask, request: Request, arrival_s: float | None) -> None:
         if self._is_closing:
             raise EngineStoppedError("the engine is shutting down")
         task.queue.on_room = partial(self._decode_loop.mark_dirty, task)
         task.queue.on_stall = partial(self._decode_loop.cancel, task)
         self._decode_loop.add(task)
         try:
-            self._engine.submit(request, partial(self._decode_loop.on_tokens, task))
+            sink = partial(self._decode_loop.on_tokens, task)
+            self._engine.submit(request, sink, arrival_s)
         except BaseException:
             self._decode_loop.remove(task)
             raise

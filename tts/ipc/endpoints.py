@@ -7,7 +7,8 @@
 
 TCP addresses have no suffixes: they are the base's port and the three after it, and the next port
 serves as the lock. Processes of different servers that connect nevertheless detect it by the id and
-refuse each other.
+refuse each other. An engine that computes prompts for others has the format of its pages for an id:
+engines of other servers may connect if their pages have the same.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class Endpoints:
     response: str
     server_id: str = ""
     base: str = ""
+    by_format: bool = False
+    """Whether the id is the format of an engine's pages, which engines of other servers share."""
 
     @classmethod
-    def of(cls, base: str, server_id: str = "") -> Endpoints:
+    def of(cls, base: str, server_id: str = "", *, by_format: bool = False) -> Endpoints:
         """Return the endpoints of a base such as ipc:///tmp/x, tcp://127.0.0.1:5555 or inproc://x.
 
         Raises ConfigError when a TCP base leaves no room for four ports and the lock's.
@@ -53,7 +56,7 @@ class Endpoints:
             addresses = {n: f"tcp://{host}:{port + offset}" for offset, n in enumerate(NAMES)}
         else:
             addresses = {name: f"{base}-{name}" for name in NAMES}
-        return cls(**addresses, server_id=server_id, base=base)
+        return cls(**addresses, server_id=server_id, base=base, by_format=by_format)
 
     def __iter__(self) -> Iterator[str]:
         return (getattr(self, name) for name in NAMES)
@@ -69,6 +72,7 @@ class ServerEndpoints:
     """Endpoints of all engines of a server."""
 
     model: tuple[Endpoints, ...]  # of each replica
+    prefill: tuple[Endpoints, ...] = ()  # of each engine that computes prompts for them
     text: Endpoints | None = None  # of a text model
     admission: Endpoints | None = None  # of calls, where no engine admits them
 

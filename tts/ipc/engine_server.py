@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -25,9 +25,11 @@ import zmq
 from llm import Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
+from tts.engine.prefill_client import PagePart, PrefillClient
 from tts.errors import NotAvailableError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
+from tts.ipc.inbox import Outlet
 from tts.ipc.messages import (
     Accepted,
     Admit,
@@ -45,6 +47,8 @@ from tts.ipc.messages import (
     Goodbye,
     Hello,
     Message,
+    Pages,
+    Prefill,
     Refused,
     Speak,
     Tokens,
@@ -57,7 +61,9 @@ from tts.observe.logs import request_id
 
 logger = logging.getLogger("tts.engine")
 
-AUDIO_WINDOW, TEXT_WINDOW = 4, 32  # items of one stream that were sent and are unread
+# items of one stream that were sent and are unread
+AUDIO_WINDOW, TEXT_WINDOW, PAGES_WINDOW = 4, 32, 4
+NO_DATA = memoryview(b"")
 BEAT_S = 0.5
 REQUEST_BOUND = 1024  # queued messages from one front end
 REPLY_BOUND = 16_384  # queued messages to one front end
@@ -273,7 +279,8 @@ class EngineServer:
         if number in peer.cancelled:
             peer.cancelled.remove(number)
             return
-        window = AUDIO_WINDOW if isinstance(work, Speak) else TEXT_WINDOW
+        windows = {Speak: AUDIO_WINDOW, Prefill: PAGES_WINDOW}
+        window = windows.get(type(work), TEXT_WINDOW)
         stream = _Stream(window, is_slot=isinstance(work, Admit))
         peer.streams[number] = stream
         stream.task = asyncio.create_task(self._work(peer, work, stream))
@@ -325,9 +332,26 @@ class EngineServer:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
                 yield Codes(number, await self._client.encode_prompt(samples))
+            case Prefill():
+                async with aclosing(self._prefill(peer, work)) as pages:
+                    async for answer in pages:
+                        yield answer
             case Admit(client=client):
                 async for answer in self._admit(number, client):
                     yield answer
+
+    async def _prefill(self, peer: _Peer, work: Prefill) -> AsyncGenerator[Message, None]:
+        """Send the pages of a prompt, in the reader's inbox if this process can open it."""
+        if not isinstance(self._client, PrefillClient):
+            raise NotAvailableError("this engine computes no prompts for others")
+        request = _renamed(work.request, peer, work.stream)
+        # Of this user only: a process of another machine could name any memory.
+        gpu = work.peer if self._endpoints.base.startswith("ipc://") else None
+        outlet = Outlet.open(work.inbox)
+        with outlet or nullcontext():
+            async with aclosing(self._client.prefill(request, work.first_page, gpu)) as parts:
+                async for part in parts:
+                    yield _pages(work.stream, part, outlet)
 
     async def _admit(self, number: int, client: str) -> AsyncGenerator[Message, None]:
         """Hold a slot among the running calls until the stream is cancelled."""
@@ -385,6 +409,16 @@ class EngineServer:
 
     async def _forget(self, peer: _Peer) -> None:
         await asyncio.gather(*self._drop(peer), return_exceptions=True)
+
+
+def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:
+    """Return the message of pages; their content goes into the outlet if it fits there."""
+    num_pages, content, slot, is_last = part
+    if slot >= 0:
+        return Pages(stream, num_pages, 0, NO_DATA, slot, on_gpu=True, is_last=is_last)
+    slot = -1 if outlet is None else outlet.put(content)
+    data = content.data if slot < 0 else NO_DATA
+    return Pages(stream, num_pages, content.nbytes, data, slot, is_last=is_last)
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:

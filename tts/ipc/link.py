@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections import deque
 
+import msgspec
 import zmq
 
 from llm import ConfigError, QueueFullError
@@ -40,6 +42,8 @@ from tts.ipc.messages import (
 )
 from tts.ipc.sockets import ConnectionWatch, Inlet, new_socket
 from tts.observe.engine_status import EngineStatus
+
+logger = logging.getLogger("tts.ipc")
 
 HELLO_S = 0.05
 STALL_S = 15.0  # without a heartbeat for so long, the engine counts as lost
@@ -215,7 +219,13 @@ class Link:
 
     def _received(self, frames: list[bytes]) -> None:
         self._heartbeat.beat()
-        for message in decode_from_engine(frames[-1]):
+        try:
+            messages = decode_from_engine(frames[-1])
+        except msgspec.DecodeError as error:
+            logger.error("invalid messages of the engine: %s", error)
+            self._break()
+            return
+        for message in messages:
             self._take(message)
 
     def _take(self, message: EngineMessage) -> None:
@@ -244,12 +254,19 @@ class Link:
             self.status = greeting.status
             self._welcomed.set_result(greeting.info)
             return
-        self._welcomed.set_exception(
-            ConfigError(
-                f"the engine at {self._endpoints.request} belongs to another server "
-                f"({greeting.server_id}, this is {self._endpoints.server_id}): "
-                "give each server a zmq_endpoint_base of its own"
+        self._welcomed.set_exception(ConfigError(self._refusal(greeting.server_id)))
+
+    def _refusal(self, other: str) -> str:
+        """Return the error for the engine of another server, or with other pages."""
+        own = self._endpoints
+        if own.by_format:
+            return (
+                f"prefill_endpoints={own.base}: that engine's pages cannot be used here: it has "
+                f"{other}; this engine has {own.server_id}"
             )
+        return (
+            f"the engine at {own.request} belongs to another server ({other}, this is "
+            f"{own.server_id}): give each server a zmq_endpoint_base of its own"
         )
 
     def _break(self) -> None:

@@ -2,6 +2,7 @@
 
     Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
     Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Codes or Admitted
+    Prefill, of another engine ─▶          ◀─ Accepted, then Pages…
     Credit: number of read items ─▶        ◀─ Failed: the error instead
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
     Goodbye ─▶                             ◀─ Farewell: the engine stops
@@ -13,11 +14,14 @@ are sent as lists, in order.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import numpy as np
 
 from llm import Request, TokenChunk
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.prefill_client import PeerHandle
 from tts.observe.engine_status import EngineStatus
 
 
@@ -86,6 +90,20 @@ class Admit(Work, frozen=True):
     client: str
 
 
+class Prefill(Work, frozen=True):
+    """Request for the KV pages of a prompt, from page `first_page` on, of an engine that has the
+    others.
+
+    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `peer` is
+    memory of its GPU, which an engine of the same machine may map, see `llm.PeerSlots`.
+    """
+
+    request: Request
+    first_page: Annotated[int, msgspec.Meta(ge=0)]
+    inbox: str = ""
+    peer: PeerHandle | None = None
+
+
 # --- from the engine
 
 
@@ -147,6 +165,21 @@ class Codes(Answer, frozen=True):
     codes: tuple[int, ...]
 
 
+class Pages(Answer, frozen=True):
+    """Content of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
+
+    It is in `data`, or in a slot that is not negative: the first `num_bytes` of the reader's inbox
+    or, `on_gpu`, of its GPU's memory.
+    """
+
+    num_pages: int
+    num_bytes: int
+    data: memoryview
+    slot: int = -1
+    on_gpu: bool = False
+    is_last: bool = False
+
+
 class Admitted(Answer, frozen=True):
     """Confirmation that a slot is held."""
 
@@ -169,7 +202,17 @@ class Failed(Answer, frozen=True):
     error: ErrorValue
 
 
-FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit
+FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit | Prefill
 EngineMessage = (
-    Welcome | Refused | Beat | Farewell | Accepted | Audio | Tokens | Codes | Admitted | Failed
+    Welcome
+    | Refused
+    | Beat
+    | Farewell
+    | Accepted
+    | Audio
+    | Tokens
+    | Codes
+    | Pages
+    | Admitted
+    | Failed
 )

@@ -22,9 +22,10 @@ import zmq
 from decoder import CodecSpec
 from llm import ConfigError, Request, TokenChunk
 from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.prefill_client import PeerHandle
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
-from tts.ipc.engine_server import AUDIO_WINDOW, TEXT_WINDOW
+from tts.ipc.engine_server import AUDIO_WINDOW, PAGES_WINDOW, TEXT_WINDOW
 from tts.ipc.heartbeat import LATE_S
 from tts.ipc.link import EngineUnloadedError, Link, Stream
 from tts.ipc.messages import (
@@ -35,6 +36,8 @@ from tts.ipc.messages import (
     Codes,
     Encode,
     Generate,
+    Pages,
+    Prefill,
     Speak,
     Tokens,
     Work,
@@ -44,6 +47,8 @@ from tts.observe.engine_status import EngineStatus
 logger = logging.getLogger("tts.ipc")
 
 RECONNECTED = "reconnected to the engine"  # log message
+LOST = "the engine has exited; its requests have failed"
+PROMPTS_LOST = "an engine for prompts has exited"
 UNKNOWN = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_alive=False)
 UNLOADED = EngineStatus(0, 0, 0, 0, 0, 0, 0, is_loaded=False)
 WAKE_S = 0.5  # between two requests to load the model
@@ -154,6 +159,25 @@ class RemoteEngineClient:
             reader.stream.has_ended = True
             return answer.codes
 
+    async def prefill(
+        self, request: Request, first_page: int, inbox: str = "", peer: PeerHandle | None = None
+    ) -> AsyncGenerator[Pages, None]:
+        """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
+
+        Closing the iterator cancels it. Raises what the engine's own client raises, and
+        EngineLostError.
+        """
+
+        def work(front_end: str, stream: int, request: Request) -> Prefill:
+            return Prefill(front_end, stream, request, first_page, inbox, peer)
+
+        async with self._reading(work, request, PAGES_WINDOW) as reader:
+            while not reader.stream.has_ended:
+                pages = await reader.next()
+                assert isinstance(pages, Pages)
+                reader.stream.has_ended = pages.is_last
+                yield pages
+
     @asynccontextmanager
     async def admit(self, client: str) -> AsyncIterator[None]:
         """Hold a slot among the calls of all front ends, for a client's call; wait for a free one.
@@ -229,7 +253,7 @@ class RemoteEngineClient:
             self._connected.clear()
             self._was_unloaded = self._link.is_unloaded
             if not (self._was_unloaded or self._is_draining):
-                logger.warning("the engine has exited; its requests have failed")
+                logger.warning(PROMPTS_LOST if self._endpoints.by_format else LOST)
             self._replace_link()
             try:
                 await self._reconnect()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
 import numpy as np
@@ -133,15 +133,27 @@ class ReplicatedClient:
         last heartbeat if it is larger. Without any that takes work, the stream fails on the
         preferred one.
         """
-        preferred = zlib.crc32(repr(key).encode()) % len(self.replicas)
+        preferred = preferred_of(key, len(self.replicas))
         loads = {
             number: max(self._num_open[number], replica.num_sequences)
             for number, replica in enumerate(self.replicas)
             if replica.takes_work
         }
-        least = min(loads, key=loads.__getitem__, default=preferred)
-        is_near = preferred in loads and loads[preferred] < loads[least] + MARGIN
-        return preferred if is_near else least
+        return choose(preferred, loads)
+
+
+def preferred_of(key: Key, count: int) -> int:
+    """Return which of `count` engines is preferred for a key."""
+    return zlib.crc32(repr(key).encode()) % count
+
+
+def choose(preferred: int, loads: Mapping[int, int]) -> int:
+    """Return the number of the engine for new work: the preferred one, unless another one has
+    clearly less load. `loads`: those of the engines that take work.
+    """
+    least = min(loads, key=loads.__getitem__, default=preferred)
+    is_near = preferred in loads and loads[preferred] < loads[least] + MARGIN
+    return preferred if is_near else least
 
 
 def _report(start: asyncio.Task[None]) -> None:

@@ -132,6 +132,14 @@ def _batches(stats: EngineStats) -> Iterator[Metric]:
     moved.add_metric(["host"], stats.pages_to_host)
     moved.add_metric(["device"], stats.pages_from_host)
     yield moved
+    exchanged = CounterMetricFamily(
+        "sonant_exchanged_pages",
+        "KV pages of prompts moved between engines with roles.",
+        labels=["direction"],
+    )
+    exchanged.add_metric(["received"], stats.pages_received)
+    exchanged.add_metric(["sent"], stats.pages_sent)
+    yield exchanged
     yield _counter("sonant_empty_forwards", "Forwards without a row.", stats.empty_steps)
     yield _counter("sonant_failed_batches", "Batches whose forward failed.", stats.failed_steps)
 

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 import msgspec
 
+from llm import PipelineRole
 from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
 from tts.ipc.endpoints import Endpoints, remove_leftovers
 from tts.leftovers import remove_folder
@@ -60,11 +61,22 @@ class Launch:
     text_endpoints: Endpoints | None = None  # of the engine of a text model
     replicas: tuple[Endpoints, ...] = ()
     admission: Endpoints | None = None
+    num_engines: int = 1  # of this model, which share the machine's cores
     is_restart: bool = False  # the server was ready before
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether this is an engine that computes prompts for others."""
+        return self.config.model.pipeline_role is PipelineRole.PrefillOnly
 
     def to_bytes(self) -> bytes:
         """Return the bytes for the child's standard input."""
         return pickle.dumps(self)
+
+
+def prefill_name(number: int) -> str:
+    """Return the name of an engine that computes prompts, by its number from 0."""
+    return f"prefill-{number}"
 
 
 def replica_name(number: int) -> str:

@@ -12,15 +12,20 @@ import gc
 import logging
 import os
 import sys
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import zmq
 
-from llm import ConfigError
+from llm import ConfigError, PipelineRole
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
+from tts.engine.client import EngineClient, EngineInfo
+from tts.engine.local_client import LocalEngineClient
+from tts.engine.prefill_client import PrefillClient
 from tts.factory import connect_service, create_engine_client
-from tts.ipc.endpoints import owner_only
+from tts.ipc.decode_client import DecodeClient
+from tts.ipc.endpoints import Endpoints, owner_only
 from tts.ipc.engine_server import EngineServer
 from tts.processes.child import (
     DRAINED,
@@ -48,21 +53,20 @@ async def run(launch: Launch, report: Reporter) -> int:
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     gc.disable()  # until `tune_gc`: almost nothing of what is imported and loaded is garbage
-    client, info = await asyncio.to_thread(
+    local, info = await asyncio.to_thread(
         create_engine_client,
         config.model,
         config.server,
         on_ranks_lost=_ranks_lost,
-        num_replicas=len(launch.replicas) or 1,
+        num_replicas=launch.num_engines,
     )
+    client: EngineClient = local
     status = 0
     signals = Signals()  # before this a signal ends the process, with nothing to clean up
     try:
-        of_front_ends = {"watermark": False, "lexicon": []}
-        plain = config.model.model_copy(update=of_front_ends)
-        await connect_service(plain, config.server, client, info).warm_up()
+        client, endpoints = await _with_role(launch, local, info)
         tune_gc()
-        server = EngineServer(client, info, launch.endpoints, _admission(launch))
+        server = EngineServer(client, info, endpoints, _admission(launch))
         try:
             with owner_only():
                 await _start(server, _base(config))
@@ -70,7 +74,7 @@ async def run(launch: Launch, report: Reporter) -> int:
             if await _is_idle(server, signals, config.server.unload_after_s):
                 status = UNLOADED
                 await server.unload()
-            elif launch.replicas and not server.broken.is_set():
+            elif (launch.replicas or launch.is_prefill) and not server.broken.is_set():
                 status = DRAINED
                 await server.drain(config.server.drain_grace_s)
         finally:
@@ -80,6 +84,29 @@ async def run(launch: Launch, report: Reporter) -> int:
     finally:
         await client.close()
     return status
+
+
+async def _with_role(
+    launch: Launch, local: LocalEngineClient, info: EngineInfo
+) -> tuple[EngineClient, Endpoints]:
+    """Warm the engine up; return its client and its endpoints by its role.
+
+    Instead of a server's id, the endpoints of an engine that computes prompts have the format of
+    its pages: engines of other servers may use them. Raises ConfigError for engines whose pages
+    cannot be used here.
+    """
+    config, endpoints = launch.config.model, launch.endpoints
+    if launch.is_prefill:
+        prefill = PrefillClient(local)
+        await prefill.warm_up()
+        return prefill, replace(endpoints, server_id=prefill.page_format)
+    of_front_ends = {"watermark": False, "lexicon": []}
+    plain = config.model_copy(update=of_front_ends)
+    await connect_service(plain, launch.config.server, local, info).warm_up()
+    if config.pipeline_role is PipelineRole.DecodeOnly:
+        bases, watermark = config.prefill_endpoints, config.kvcache_ce_watermark
+        return await DecodeClient.connect(local, bases, watermark), endpoints
+    return local, endpoints
 
 
 def _ranks_lost(reason: str) -> NoReturn:

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import msgspec
 
-from llm import ConfigError
+from llm import ConfigError, PipelineRole
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
-from tts.config.server import ServerConfig
+from tts.config.server import CPU, ServerConfig
 from tts.ipc.endpoints import (
     Endpoints,
     ServerEndpoints,
@@ -49,6 +49,7 @@ from tts.processes.child import (
     Ready,
     Signals,
     Wanted,
+    prefill_name,
     replica_name,
 )
 from tts.processes.reach import unreachable
@@ -100,6 +101,11 @@ class Worker:
         """Its first report of readiness."""
         self.fails = False
         """Whether it has ended too often, and has not been up since."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """The engine's endpoints; of a front end those of its first engine."""
+        return self._launch.endpoints
 
     def __repr__(self) -> str:
         return f"Worker({self._launch.name}, {self._restarts!r})"
@@ -254,23 +260,17 @@ class Workers:
         on_end: OnEnd = _ignore,
     ) -> None:
         most = config.server.max_restarts
-        self._config, self._port = config.server, ports["port"]
+        self._config, self._port = config.server, ports.get("port", 0)
         self._drain_s = config.server.drain_delay_s + config.server.drain_grace_s + STOP_S
         replicas = endpoints.model if len(endpoints.model) > 1 else ()
-        launches = [Launch(config, ENGINE_NAME, endpoints.model[0])]
-        if replicas:
-            launches = _launches_of_replicas(config, replicas)
-        if config.text is not None and endpoints.text is not None:
-            own = replace(config, model=config.text, text=None)
-            launches.append(Launch(own, TEXT_ENGINE_NAME, endpoints.text))
         self.engines = {
             launch.name: Worker(
                 ENGINE, launch, most, on_end, may_give_up=partial(self.may_give_up, launch)
             )
-            for launch in launches
+            for launch in _launches_of_engines(config, endpoints)
         }
         self.front_ends = []
-        for number in range(config.server.front_ends):
+        for number in range(0 if _has_no_calls(config) else config.server.front_ends):
             name = f"front-end-{number}"
             launch = Launch(
                 config,
@@ -295,13 +295,17 @@ class Workers:
             task.result()
 
     async def ready(self) -> Ready:
-        """Wait until all front ends serve; return what they serve."""
-        answers = await asyncio.gather(*(asyncio.shield(w.ready) for w in self.front_ends))
-        return answers[0]
+        """Wait until all front ends serve; return what they serve. Without any, engines serve."""
+        serving = self.front_ends or [*self.engines.values()]
+        answers = await asyncio.gather(*(asyncio.shield(worker.ready) for worker in serving))
+        if self.front_ends:
+            return answers[0]
+        bases = ",".join(worker.endpoints.base for worker in serving)
+        return Ready(address=bases, model=answers[0].model)
 
     async def watch_port(self) -> None:
-        """Restart the front ends whenever clients can no longer connect. Never returns."""
-        while True:
+        """Restart the front ends, if there are any, whenever clients can no longer connect."""
+        while self.front_ends:
             await unreachable(self._config, self._port, STALL_S)
             for worker in self.front_ends:
                 worker.restart("takes no connections")
@@ -317,11 +321,16 @@ class Workers:
             worker.kill()
 
     def may_give_up(self, launch: Launch) -> bool:
-        """Whether no other replica serves, or will, while this engine fails."""
+        """Whether no other replica serves, or will, while this engine fails.
+
+        Those that only compute prompts for others here are not needed.
+        """
+        if launch.is_prefill and self.front_ends:
+            return False
         others = (
-            self.engines[replica_name(number)]
-            for number, endpoints in enumerate(launch.replicas)
-            if endpoints != launch.endpoints
+            worker
+            for worker in self.engines.values()
+            if worker.endpoints in launch.replicas and worker.endpoints != launch.endpoints
         )
         return all(other.fails for other in others)
 
@@ -333,14 +342,31 @@ class Workers:
         return [*self.engines.values(), *self.front_ends]
 
 
-def _launches_of_replicas(config: ServeConfig, replicas: tuple[Endpoints, ...]) -> list[Launch]:
-    """Return the launch parameters of an engine for each replica."""
-    base = config.model.zmq_endpoint_base
+def _launches_of_engines(config: ServeConfig, endpoints: ServerEndpoints) -> list[Launch]:
+    """Return the launch parameters of all engines: replicas, those for prompts, and the text
+    model's.
+    """
+    prefills, count = tuple(each.base for each in endpoints.prefill), config.num_engines
+    replicas = endpoints.model if len(endpoints.model) > 1 else ()
     launches = []
-    for number, own in enumerate(replicas):
-        of_replica = config.of_replica(number, replica_base(base, number))
-        launches.append(Launch(of_replica, replica_name(number), own, replicas=replicas))
+    for number, own in enumerate(endpoints.model):
+        of_replica = config.of_replica(number, own.base, prefills)
+        name = replica_name(number) if replicas else ENGINE_NAME
+        if _has_no_calls(config):
+            name = prefill_name(number)
+        launches.append(Launch(of_replica, name, own, replicas=replicas, num_engines=count))
+    for number, own in enumerate(endpoints.prefill):
+        of_prefill = config.of_prefill(number, own.base)
+        launches.append(Launch(of_prefill, prefill_name(number), own, num_engines=count))
+    if config.text is not None and endpoints.text is not None:
+        of_text = replace(config, model=config.text, text=None)
+        launches.append(Launch(of_text, TEXT_ENGINE_NAME, endpoints.text))
     return launches
+
+
+def _has_no_calls(config: ServeConfig) -> bool:
+    """Whether this server's engines only compute prompts for those of other servers."""
+    return config.model.pipeline_role is PipelineRole.PrefillOnly
 
 
 async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
@@ -354,9 +380,10 @@ async def supervise(config: ServeConfig, folder: Path | None = None) -> int:
     async with AsyncExitStack() as held:
         files = held.enter_context(ExitStack())
         is_shared = server.front_ends > 1
+        addresses = {} if _has_no_calls(config) else listening_addresses(server)
         ports = {
             field: files.enter_context(reserved_port(*address, is_shared=is_shared))
-            for field, address in listening_addresses(server).items()
+            for field, address in addresses.items()
         }
         endpoints = _reserved_endpoints(config, files)
         if endpoints.admission is not None:
@@ -384,9 +411,13 @@ def _reserved_endpoints(config: ServeConfig, files: ExitStack) -> ServerEndpoint
     text = admission = None
     if config.text is not None:
         text = files.enter_context(reserved(config.text.zmq_endpoint_base))
-    if count > 1 and config.server.front_ends > 1:
+    if count > 1 and config.server.front_ends > 1 and not _has_no_calls(config):
         admission = files.enter_context(reserved(replica_base(base, count)))
-    return ServerEndpoints(model, text, admission)
+    prefill = tuple(
+        files.enter_context(reserved(replica_base(base, count + 1 + number)))
+        for number in range(len(config.server.prefill_devices))
+    )
+    return ServerEndpoints(model, prefill, text, admission)
 
 
 def check_processes(config: ServeConfig) -> None:
@@ -397,8 +428,9 @@ def check_processes(config: ServeConfig) -> None:
                 f"zmq_endpoint_base={model.zmq_endpoint_base} reaches no other process; "
                 "use ipc:// or tcp://, or front_ends=0"
             )
-    if config.num_replicas > 1:
+    if config.num_engines > 1:
         _check_replicas(config)
+    _check_roles(config)
     if config.text is not None and config.text.model.data_parallel_degree > 1:
         raise ConfigError(
             "text_model_config: model.data_parallel_degree must be 1: the text model has one "
@@ -421,12 +453,44 @@ def _check_replicas(config: ServeConfig) -> None:
         ),
         "profiling.trace_file": (
             config.model.profiling.trace_file is not None,
-            "all replicas would write the same file",
+            "all engines would write the same file",
         ),
     }
     for name, (is_set, reason) in refused.items():
         if is_set:
-            raise ConfigError(f"{name} needs model.data_parallel_degree=1: {reason}")
+            cause = (
+                "model.data_parallel_degree=1" if config.num_replicas > 1 else "no prefill_devices"
+            )
+            raise ConfigError(f"{name} needs {cause}: {reason}")
+
+
+def _check_roles(config: ServeConfig) -> None:
+    """Raise ConfigError for roles of engines that do not go together."""
+    model, server = config.model, config.server
+    role, devices = model.pipeline_role, server.prefill_devices
+    if devices:
+        if role is not PipelineRole.PrefillAndDecode:
+            raise ConfigError(
+                f"prefill_devices sets the roles; leave out pipeline_role={role.value}"
+            )
+        model.check_moves_pages("prefill_devices")
+        taken = set(devices).intersection(model.model.device_specs)
+        if model.model.on_cpu != (set(devices) == {CPU}) or taken - {CPU}:
+            raise ConfigError(
+                f"prefill_devices={','.join(devices)} must be GPUs other than "
+                f"model.device_specs={','.join(model.model.device_specs)}, or all of them the CPU"
+            )
+    has_prefills = bool(model.prefill_endpoints)
+    if role is PipelineRole.DecodeOnly and not has_prefills:
+        raise ConfigError(f"pipeline_role={role.value} needs prefill_endpoints, or prefill_devices")
+    if config.text is not None and config.text.pipeline_role is not PipelineRole.PrefillAndDecode:
+        raise ConfigError("text_model_config: pipeline_role must be prefill_and_decode")
+    if role is not PipelineRole.PrefillAndDecode and server.unload_after_s is not None:
+        raise ConfigError(f"unload_after_s excludes pipeline_role={role.value}")
+    exposes = model.prometheus_metrics_mode is not PrometheusMetricsMode.INSTRUMENT_ONLY
+    if _has_no_calls(config) and (exposes or config.text is not None):
+        field = "prometheus_metrics_mode" if exposes else "text_model"
+        raise ConfigError(f"{field} needs front ends, and pipeline_role={role.value} has none")
 
 
 async def _keep_alive(workers: Workers, files: ExitStack) -> int:

@@ -28,6 +28,7 @@ DEFAULTS = {
     "section_name": None,
     "max_length": None,
     "pipeline_role": "prefill_and_decode",
+    "prefill_endpoints": [],
     "max_batch_size": None,
     "max_queue_size_tg": None,
     "min_batch_size_tg": None,

@@ -32,6 +32,8 @@ CASES: tuple[tuple[type[StrictModel], str], ...] = (
 WHERE_TO_READ = {"config_file", "section_name"}
 TEXTS = {  # where not any text will do
     "zmq_endpoint_base": "ipc:///tmp/sonant-test",
+    "prefill_endpoints": "ipc:///tmp/sonant-one,tcp://two.example:5555",
+    "prefill_devices": "cuda:1,cuda:3",
     "model.device_specs": "cuda:3",
     "draft_model.device_specs": "cuda:3",
     "audio_decoder_config": '{"max_batch": 3}',

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,6 +184,58 @@ def test_a_replica_that_starts_again_keeps_the_server(tiny_checkpoint: Path) -> 
         assert workers.may_give_up(one)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("model", "server", "message"),
+    [
+        ({}, {"prefill_devices": ["cuda:0"]}, "must be GPUs other than model.device_specs=cpu"),
+        (
+            {"pipeline_role": "prefill_only"},
+            {"prefill_devices": ["cpu"]},
+            "leave out pipeline_role",
+        ),
+        ({"pipeline_role": "decode_only"}, {}, "decode_only needs prefill_endpoints, or prefill_"),
+        ({"pipeline_role": "prefill_only"}, {"unload_after_s": 5}, "unload_after_s excludes pipe"),
+        ({}, {"prefill_devices": ["cpu"], "unload_after_s": 5}, "unload_after_s needs no prefill_"),
+        (
+            {"pipeline_role": "prefill_only", "prometheus_metrics_mode": "launch_server"},
+            {},
+            "prometheus_metrics_mode needs front ends, and pipeline_role=prefill_only has none",
+        ),
+    ],
+)
+def test_roles_that_do_not_go_together_are_refused(
+    tiny_checkpoint: Path, model: dict[str, Any], server: dict[str, Any], message: str
+) -> None:
+    serve = replace(config(tiny_checkpoint, **model), server=ServerConfig(**server))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_processes(serve)
+
+
+def test_engines_for_prompts_share_the_memory_and_have_devices_of_their_own(
+    tiny_checkpoint: Path,
+) -> None:
+    several = {"model": {"model_path": str(tiny_checkpoint), "data_parallel_degree": 2}}
+    serve = config(tiny_checkpoint, **several)
+    serve = replace(serve, server=ServerConfig(prefill_devices=["cpu", "cpu"]))
+    check_processes(serve)
+    whole = serve.model.model.kv_cache.device_memory_utilization
+    decodes = serve.of_replica(1, "ipc:///tmp/one", ("ipc:///tmp/two",)).model
+    prompts = serve.of_prefill(0, "ipc:///tmp/two").model
+    assert [decodes.pipeline_role.value, prompts.pipeline_role.value] == [
+        "decode_only",
+        "prefill_only",
+    ]
+    assert decodes.prefill_endpoints == [prompts.zmq_endpoint_base]
+    for own in (decodes, prompts):
+        assert own.model.device_specs == ["cpu"]
+        assert own.model.kv_cache.device_memory_utilization == whole / 4
+
+
+def test_a_role_needs_processes(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prefill_only needs tts\.serve with front_ends of at"):
+        create_service(config(tiny_checkpoint, pipeline_role="prefill_only").model)
 
 
 def test_launch_parameters_round_trip(tiny_checkpoint: Path) -> None:

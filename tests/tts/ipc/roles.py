@@ -1,0 +1,179 @@
+"""Engines with roles in this process: real engines, real sockets, pages that really move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from llm import PipelineConfig, PipelineRole, Request, SamplingParams, create_engine
+from tests.fakes import wait_until_idle
+from tests.tts.ipc.remote_engine import engine_info_of, new_base
+from tts.engine.client import EngineClient
+from tts.engine.local_client import LocalEngineClient, StreamLimits
+from tts.engine.prefill_client import PrefillClient
+from tts.ipc.decode_client import DecodeClient
+from tts.ipc.endpoints import Endpoints, reserved
+from tts.ipc.engine_server import EngineServer
+
+PAGE = 16
+
+
+def config(checkpoint: Path, role: PipelineRole, **values: Any) -> PipelineConfig:
+    cache = {"kv_cache_page_size": PAGE, "num_pages": 128} | values.pop("cache", {})
+    model = {"model_path": str(checkpoint), "kv_cache": cache}
+    bases = ["ipc:///unused"] if role is PipelineRole.DecodeOnly else []
+    own = {"max_batch_size": 8, "max_length": 400} | values
+    return PipelineConfig(model=model, pipeline_role=role, prefill_endpoints=bases, **own)
+
+
+def client_of(checkpoint: Path, role: PipelineRole, **values: Any) -> LocalEngineClient:
+    return LocalEngineClient(create_engine(config(checkpoint, role, **values)))
+
+
+def prompt(number: int, length: int) -> tuple[int, ...]:
+    """Return a prompt of its own from the first token on."""
+    return tuple((number * 37 + place * 11) % 200 for place in range(length))
+
+
+def requests(length: int = 90, count: int = 6) -> list[Request]:
+    """Return prompts of about this length, with greedy and seeded sampling, some with penalties."""
+    return [
+        Request(
+            f"r{number}",
+            prompt(number, length + number),
+            SamplingParams(
+                seed=number,
+                temperature=0.8 if number % 2 else 0.0,
+                repetition_penalty=1.2 if number % 3 == 0 else 1.0,
+                max_tokens=20,
+                ignore_eos=True,
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+async def tokens_of(client: EngineClient, request: Request) -> tuple[tuple[int, ...], int]:
+    """Return the tokens of a request, and the number of prompt tokens that were not computed."""
+    chunks = [chunk async for chunk in client.generate(request)]
+    assert not chunks[-1].error
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return tuple(tokens), chunks[-1].cached_prompt_tokens  # type: ignore[arg-type]
+
+
+async def all_tokens(client: EngineClient, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+    """Return the tokens of requests that run together."""
+    found = await asyncio.gather(*(tokens_of(client, request) for request in asked))
+    return [tokens for tokens, _ in found]
+
+
+async def oracle(checkpoint: Path, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+    """Return the tokens that one engine generates."""
+    client = client_of(checkpoint, PipelineRole.PrefillAndDecode)
+    try:
+        return await all_tokens(client, asked)
+    finally:
+        await client.close()
+
+
+async def check_released(client: LocalEngineClient) -> None:
+    """Wait until no page is held, and check all counts of the pages."""
+    await wait_until_idle(client)
+    kv = client.engine.pipeline.kv_manager
+
+    def check() -> None:
+        kv.check_integrity()
+        assert (kv.num_claims, kv.num_transfers, kv.used_pages) == (0, 0, 0)
+
+    await asyncio.wrap_future(client.engine.run_on_engine(check))
+
+
+@dataclass
+class Prefill:
+    """One engine for prompts and its server."""
+
+    local: LocalEngineClient
+    endpoints: Endpoints
+    context: zmq.Context
+    servers: list[EngineServer] = field(default_factory=list)
+
+    async def start(self) -> None:
+        client = PrefillClient(self.local)
+        endpoints = Endpoints.of(self.endpoints.base, client.page_format)
+        server = EngineServer(client, engine_info_of(client), endpoints, None, self.context)
+        self.servers.append(server)
+        await server.start()
+
+    async def stop(self) -> None:
+        while self.servers:
+            await self.servers.pop().close()
+
+
+@dataclass
+class Roles:
+    """Engines for prompts, and one that decodes."""
+
+    prefills: list[Prefill]
+    local: LocalEngineClient
+    client: DecodeClient
+
+    @property
+    def sent(self) -> list[int]:
+        """Number of pages that each engine for prompts has sent."""
+        return [prefill.local.engine.stats().pages_sent for prefill in self.prefills]
+
+    @property
+    def received(self) -> int:
+        return self.local.engine.stats().pages_received
+
+    async def check_released(self) -> None:
+        for client in (self.local, *(prefill.local for prefill in self.prefills)):
+            await check_released(client)
+
+
+@asynccontextmanager
+async def prefill_engine(checkpoint: Path, base: str, **values: Any) -> AsyncIterator[Prefill]:
+    """Serve an engine for prompts at a base."""
+    async with AsyncExitStack() as ending:
+        context = ending.enter_context(zmq.Context())
+        endpoints = ending.enter_context(reserved(base))
+        local = client_of(checkpoint, PipelineRole.PrefillOnly, **values)
+        ending.push_async_callback(local.close)
+        prefill = Prefill(local, endpoints, context)
+        ending.push_async_callback(prefill.stop)
+        await prefill.start()
+        yield prefill
+
+
+@asynccontextmanager
+async def roles(
+    checkpoint: Path,
+    *,
+    count: int = 1,
+    bases: Sequence[str] = (),
+    prefill: dict[str, Any] | None = None,
+    watermark: float = 0.95,
+    limits: StreamLimits | None = None,
+    **values: Any,
+) -> AsyncIterator[Roles]:
+    """Run `count` engines for prompts and one that decodes; everything is closed afterwards.
+
+    `prefill`: configuration of the engines for prompts, `values` of the other.
+    """
+    async with AsyncExitStack() as ending:
+        addresses = [*bases] or [new_base() for _ in range(count)]
+        prefills = [
+            await ending.enter_async_context(prefill_engine(checkpoint, base, **(prefill or {})))
+            for base in addresses
+        ]
+        engine = create_engine(config(checkpoint, PipelineRole.DecodeOnly, **values))
+        local = LocalEngineClient(engine, limits=limits)
+        client = await DecodeClient.connect(local, addresses, watermark)
+        ending.push_async_callback(client.close)
+        yield Roles(prefills, local, client)

@@ -1,0 +1,494 @@
+"""Prompts computed by one engine and decoded by another: same tokens, all pages given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import aclosing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from llm import ConfigError, PageTransfer, PipelineRole, Request, SamplingParams
+from tests.fakes import build_text_checkpoint
+from tests.llm.lora.adapters import write_adapter
+from tests.tts.engine.jobs import run
+from tests.tts.ipc import roles as parts
+from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
+from tests.tts.ipc.roles import PAGE, prompt, requests, roles, tokens_of
+from tts.engine import prefill_client
+from tts.engine.local_client import StreamLimits
+from tts.errors import NotAvailableError
+from tts.ipc import decode_client, inbox
+from tts.ipc.codec import encode
+from tts.ipc.decode_client import DecodeClient
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.link import Link
+from tts.ipc.messages import Cancel, Prefill
+from tts.ipc.sockets import MAX_MESSAGE_BYTES
+
+OVERLAP = {"enable_overlap_scheduler": True, "force": True}
+CHUNKS = {"max_batch_input_tokens": 40, "max_batch_size": 8}
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("decode", [{}, OVERLAP], ids=["steps", "overlap"])
+@pytest.mark.parametrize("prefill", [{}, CHUNKS, OVERLAP], ids=["whole", "chunks", "overlap"])
+def test_tokens_are_those_of_one_engine(
+    text_checkpoint: Path, prefill: dict[str, Any], decode: dict[str, Any], one_by_one: bool
+) -> None:
+    async def scenario() -> None:
+        asked = requests()
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, prefill=prefill, **decode) as served:
+            if one_by_one:
+                found = [await tokens_of(served.client, request) for request in asked]
+                # Nothing but the last page of a prompt is computed by the engine that decodes.
+                assert [cached for _, cached in found] == [
+                    (len(request.prompt_ids) - 1) // PAGE * PAGE for request in asked
+                ]
+                assert [tokens for tokens, _ in found] == expected
+            else:
+                assert await parts.all_tokens(served.client, asked) == expected
+            assert served.sent == [served.received]
+            assert served.received == sum((len(r.prompt_ids) - 1) // PAGE for r in asked)
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            short, long = (Request(f"r{n}", prompt(1, n), SamplingParams(seed=1)) for n in (60, 90))
+            assert (await tokens_of(served.client, short))[1] == 48
+            assert served.sent == [3]
+            assert (await tokens_of(served.client, long))[1] == 80
+            assert served.sent == [5]
+            again = await tokens_of(served.client, long)
+            assert served.sent == [5]
+            other = Request("salted", long.prompt_ids, long.sampling, cache_salt="other")
+            assert await tokens_of(served.client, other) == again
+            assert served.sent == [10]
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("place", ["no shared memory", "full", "another machine"])
+def test_pages_travel_in_messages_without_shared_memory(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        base = new_tcp_base() if place == "another machine" else new_base()
+        if place == "no shared memory":
+            monkeypatch.setattr(inbox, "FOLDER", tmp_path / "missing")
+        elif place == "full":
+            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: -1)
+        else:
+            monkeypatch.setattr(inbox.Outlet, "open", lambda path: None)
+        async with roles(text_checkpoint, bases=[base]) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.sent == [served.received]
+            assert served.received == 10
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_many_parts_use_the_slots_in_turn(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 24 pages, in parts of one page, through five slots."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr("llm.kv_cache.transfer.PART_BYTES", 1)
+        asked = requests(length=370, count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 3 * 23
+            assert not [*inbox.FOLDER.glob(f"sonant-pages-{os.getpid()}-*")]
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_requests_that_need_every_prompt_token_are_computed_here(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        echo = SamplingParams(seed=1, max_tokens=2, top_logprobs=0, echo=True)
+        async with roles(text_checkpoint, enable_echo=True) as served:
+            assert (await tokens_of(served.client, Request("e", prompt(1, 90), echo)))[1] == 0
+            single = Request("s", prompt(1, PAGE), SamplingParams(max_tokens=2))
+            assert (await tokens_of(served.client, single))[1] == 0
+            assert served.sent == [0]
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_cancelled_requests_give_all_pages_back(text_checkpoint: Path) -> None:
+    """At every time: before the claim, while the prompt is computed, while pages move."""
+
+    async def scenario() -> None:
+        async with roles(text_checkpoint, prefill=CHUNKS) as served:
+            asked = requests(length=300, count=1)[0]
+            for number in range(12):
+                request = Request(f"c{number}", prompt(number, 300), asked.sampling)
+                task = asyncio.create_task(tokens_of(served.client, request))
+                await asyncio.sleep(0.004 * number)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+            assert not [*inbox.FOLDER.glob(f"sonant-pages-{os.getpid()}-*")]
+            [expected] = await parts.oracle(text_checkpoint, [asked])
+            assert (await tokens_of(served.client, asked))[0] == expected
+
+    run(scenario)
+
+
+def test_prompts_wait_for_room_and_decoding_continues(text_checkpoint: Path) -> None:
+    """Prompts of 20 pages each for a pool of 31: one after the other, none fails."""
+
+    async def scenario() -> None:
+        asked = requests(length=310, count=5)
+        expected = await parts.oracle(text_checkpoint, asked)
+        small = {"num_pages": 32}
+        async with roles(text_checkpoint, cache=small, prefill={"cache": small}) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_prompt_without_room_waits_in_the_scheduler(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused sequence has the pages, whose reader does not read: the scheduler takes them."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(decode_client, "LONGEST_WAIT_S", 0.2)
+        limits = StreamLimits(text_chunks=4)
+        slow = Request("slow", prompt(1, 60), SamplingParams(max_tokens=40, ignore_eos=True))
+        asked = Request("asked", prompt(2, 90), SamplingParams(max_tokens=5))
+        [expected, later] = await parts.oracle(text_checkpoint, [asked, slow])
+        async with roles(text_checkpoint, cache={"num_pages": 9}, limits=limits) as served:
+            chunks = served.client.generate(slow)
+            first = await anext(chunks)
+            await wait_until(lambda: served.local.engine.stats().paused == 1)
+            assert await tokens_of(served.client, asked) == (expected, 0)
+            rest = [chunk async for chunk in chunks]
+            assert tuple(t for chunk in (first, *rest) for t in chunk.token_ids) == later
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_an_empty_answer_leaves_the_prompt_to_this_engine(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other engine has lost the pages again, or could not claim them."""
+
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            transfer = served.prefills[0].local.engine.transfer
+            monkeypatch.setattr(transfer, "claim", lambda *arguments: None)
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_lone_sequence_outlives_pages_that_are_held_for_a_transfer(
+    text_checkpoint: Path,
+) -> None:
+    """It needs a page that only the end of the transfer frees, and waits for it."""
+
+    async def scenario() -> None:
+        asked = Request("lone", prompt(1, 20), SamplingParams(max_tokens=60, ignore_eos=True))
+        [expected] = await parts.oracle(text_checkpoint, [asked])
+        async with roles(text_checkpoint, cache={"num_pages": 8}) as served:
+            engine, transfer = served.local.engine, served.local.engine.transfer
+            assert transfer is not None
+            chunks = served.client.generate(asked)
+            first = await anext(chunks)
+            held = Request("held", prompt(2, 60), SamplingParams())
+            claiming = engine.run_on_engine(lambda: transfer.claim("held", held))
+            claim = await asyncio.wrap_future(claiming)
+            assert claim is not None
+            await asyncio.sleep(0.2)
+            assert engine.stats().running == 1, "it waits"
+            engine.run_on_engine(lambda: transfer.release(claim))
+            rest = [chunk async for chunk in chunks]
+            assert not rest[-1].error
+            found = [token for chunk in (first, *rest) for token in chunk.token_ids]
+            assert tuple(found) == expected
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_lost_engine_is_replaced_by_another_or_by_the_own_one(
+    text_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        asked = requests(length=300)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, count=2, prefill=CHUNKS) as served:
+            running = asyncio.create_task(parts.all_tokens(served.client, asked))
+            await wait_until(lambda: min(served.sent) > 0)
+            await served.prefills[0].stop()
+            assert await running == expected
+            others = [Request(f"x{r.request_id}", r.prompt_ids, r.sampling) for r in asked]
+            await served.prefills[1].stop()
+            again = [Request(r.request_id, r.prompt_ids, r.sampling, 0, "salt") for r in others]
+            assert await parts.all_tokens(served.client, again) == expected
+            before = served.received
+            await served.prefills[0].start()
+            await wait_until(lambda: served.client._prefills[0].takes_work)
+            last = [Request(r.request_id, r.prompt_ids, r.sampling, 0, "more") for r in others]
+            assert await parts.all_tokens(served.client, last) == expected
+            assert served.received > before
+            await served.check_released()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert "computed here" in caplog.text
+
+
+@pytest.mark.parametrize("difference", ["weights", "page size", "server"])
+def test_an_engine_with_other_pages_is_one_clear_error(
+    text_checkpoint: Path, tmp_path: Path, difference: str
+) -> None:
+    async def scenario() -> None:
+        base = new_base()
+        other, values = text_checkpoint, {}
+        if difference == "weights":
+            other = build_text_checkpoint(tmp_path / "other", seed=5)
+        elif difference == "page size":
+            values = {"cache": {"kv_cache_page_size": 32}}
+        async with parts.prefill_engine(other, base, **values) as prefill:
+            if difference == "server":
+                server = prefill.servers[0]
+                server._endpoints = prefill.endpoints
+            local = parts.client_of(text_checkpoint, PipelineRole.DecodeOnly)
+            with pytest.raises(ConfigError) as error:
+                await DecodeClient.connect(local, [base])
+        message = str(error.value)
+        assert message.startswith(f"prefill_endpoints={base}: that engine's pages cannot be used")
+        assert "this engine has weights" in message
+        assert "16 tokens per page" in message
+        assert ("32 tokens per page" in message) == (difference == "page size")
+
+    run(scenario)
+
+
+def test_an_engine_for_prompts_refuses_to_generate(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            asked = requests(count=1)[0]
+            remote = served.client._prefills[0]
+            with pytest.raises(NotAvailableError, match="computes prompts for other engines only"):
+                await tokens_of(remote, asked)
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_failed_prompt_is_computed_here(text_checkpoint: Path) -> None:
+    """Engines for prompts that accept shorter ones only."""
+
+    async def scenario() -> None:
+        asked = requests(length=300, count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, prefill={"max_length": 100}) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_closing_the_iterator_early_releases_the_pages(text_checkpoint: Path) -> None:
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            remote, asked = served.client._prefills[0], requests(length=300, count=1)[0]
+            async with aclosing(remote.prefill(asked, 0)) as answers:
+                async for pages in answers:
+                    assert pages.num_pages
+                    break
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wrong", ["too short", "too many pages", "no such slot"])
+def test_wrong_pages_are_not_used(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    async def scenario() -> None:
+        asked = requests(count=2)
+        expected = await parts.oracle(text_checkpoint, asked)
+        if wrong == "too short":
+            monkeypatch.setattr(PageTransfer, "read", lambda self, pages: np.zeros(7, np.uint8))
+        elif wrong == "too many pages":
+            part = prefill_client.PagePart
+            too_many = lambda n, content, is_last: part(99, content, -1, is_last)  # noqa: E731
+            monkeypatch.setattr(prefill_client, "PagePart", too_many)
+        else:
+            monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: prefill_client.NUM_SLOTS)
+        async with roles(text_checkpoint) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert served.received == 0
+            await served.check_released()
+
+    run(scenario)
+
+
+def invalid_messages(name: str) -> list[bytes]:
+    """Return messages that are none, and some whose fields are invalid or dangerous."""
+    asked = requests(count=1)[0]
+    unknown = Request("u", (10**6, 10**7), SamplingParams())
+    works = [
+        Prefill("unknown", 0, asked, 0),
+        Prefill(name, 0, unknown, 0),
+        Prefill(name, 1, asked, -1),
+        Prefill(name, 2, asked, 10**9, "/etc/passwd"),
+        Prefill(name, 3, asked, 0, f"{inbox.FOLDER}/../../etc/passwd"),
+        Prefill(name, 4, asked, 0, "x" * 100_000),
+        Cancel(name, 10**9),
+    ]
+    return [b"", b"\x00" * 40, b"\xc1" * 1000, *map(encode, works)]
+
+
+def test_invalid_messages_do_no_harm(text_checkpoint: Path) -> None:
+    """A process that knows the format sends nonsense, and a message beyond the largest size."""
+
+    async def scenario() -> None:
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, bases=[new_tcp_base()]) as served:
+            prefill = served.prefills[0]
+            endpoints = Endpoints.of(
+                prefill.endpoints.base, prefill.servers[0]._endpoints.server_id
+            )
+            with zmq.Context() as context:
+                link = Link(endpoints, "test", context)
+                await link.welcome()
+                for address in (endpoints.request, endpoints.cancel, endpoints.control):
+                    for message in (*invalid_messages(link.name), bytes(MAX_MESSAGE_BYTES + 1)):
+                        with context.socket(zmq.PUSH) as sender:
+                            sender.connect(address)
+                            await asyncio.to_thread(sender.send, message)
+                            await asyncio.sleep(0.01)
+                assert await parts.all_tokens(served.client, asked) == expected
+                assert served.received == 15
+                link.close()
+            await prefill.servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_storm(text_checkpoint: Path, seed: int) -> None:
+    """Random lengths, shared beginnings and cancellations in small pools, while an engine for
+    prompts is stopped and started: whatever ends has the right tokens, and all pages come back.
+    """
+    random = Random(seed)
+    asked = [
+        Request(
+            f"s{number}",
+            (prompt(random.randrange(4), 200)[: random.randrange(1, 200)] + prompt(number, 150))[
+                : random.randrange(1, 300)
+            ],
+            SamplingParams(seed=number, temperature=0.7 * (number % 2), max_tokens=12),
+        )
+        for number in range(60)
+    ]
+
+    async def scenario() -> None:
+        expected = await parts.oracle(text_checkpoint, asked)
+        small = {"num_pages": 48}
+        options = {"cache": small, "max_batch_input_tokens": 64}
+        async with roles(text_checkpoint, count=2, prefill=options, **options) as served:
+            ended = 0
+
+            async def one(request: Request, tokens: tuple[int, ...]) -> None:
+                nonlocal ended
+                await asyncio.sleep(random.random())
+                task = asyncio.create_task(tokens_of(served.client, request))
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.random() / 5)
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                else:
+                    assert (await task)[0] == tokens
+                    ended += 1
+
+            async def restarts() -> None:
+                while True:
+                    await asyncio.sleep(0.2)
+                    await served.prefills[0].stop()
+                    await asyncio.sleep(0.1)
+                    await served.prefills[0].start()
+
+            restarting = asyncio.create_task(restarts())
+            await asyncio.gather(*map(one, asked, expected))
+            restarting.cancel()
+            await asyncio.gather(restarting, return_exceptions=True)
+            assert ended > 30
+            assert served.received > 20
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_prompts_of_adapters_are_computed_with_them(text_checkpoint: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        adapter = str(write_adapter(tmp_path / "low", text_checkpoint))
+        lora = {"lora": {"enable_lora": True, "lora_paths": [adapter]}}
+        plain = Request("r", prompt(1, 90), SamplingParams(seed=1, max_tokens=20))
+        adapted = Request("a", plain.prompt_ids, plain.sampling, lora="low")
+        own = parts.client_of(text_checkpoint, PipelineRole.PrefillAndDecode, **lora)
+        expected = await parts.all_tokens(own, [plain, adapted])
+        await own.close()
+        assert expected[0] != expected[1]
+        async with roles(text_checkpoint, prefill=lora, **lora) as served:
+            assert await parts.all_tokens(served.client, [plain, adapted]) == expected
+            assert served.received == 10
+        async with roles(text_checkpoint, **lora) as served:  # the other engine has no adapter
+            assert await parts.all_tokens(served.client, [plain, adapted]) == expected
+            assert served.received == 5
+
+    run(scenario)
+
+
+def test_a_lost_reader_leaves_no_pages_behind(text_checkpoint: Path) -> None:
+    """Its connection breaks without a word, while prompts are computed and while pages move."""
+
+    async def scenario() -> None:
+        asked = requests(length=300, count=4)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, prefill=CHUNKS) as served:
+            running = asyncio.create_task(parts.all_tokens(served.client, asked))
+            await wait_until(lambda: served.prefills[0].servers[0].num_streams == 4)
+            served.client._prefills[0]._link._break()
+            assert await running == expected
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+            await wait_until(lambda: served.client._prefills[0].takes_work)
+
+    run(scenario)

@@ -1,0 +1,324 @@
+"""`DecodeClient`: the client of an engine that decodes, and has prompts computed by other engines.
+
+    request ─▶ claim of pages for what is not cached ─▶ Prefill to an engine ─▶ Pages …
+            ─▶ release: the pages are cached ─▶ the request, which finds them
+
+A prompt needs no other engine: what none of them has sent is computed here. So an engine that is
+lost, or refuses, delays a request and never fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from decoder import CodecSpec
+from llm import EngineStoppedError, LLMError, Request, TokenChunk
+from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.local_client import LocalEngineClient
+from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
+from tts.errors import TTSError
+from tts.ipc.endpoints import Endpoints
+from tts.ipc.inbox import Inbox
+from tts.ipc.messages import Pages
+from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
+from tts.observe.engine_status import EngineStatus
+
+if TYPE_CHECKING:
+    from llm import PageClaim, PeerSlots
+
+logger = logging.getLogger("tts.ipc")
+
+CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
+ROOM_S = 0.01  # between two attempts to claim pages
+LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
+MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
+FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """Memory of this engine's GPU that an engine for prompts writes, for one prompt at a time."""
+
+    slots: PeerSlots
+    handle: PeerHandle
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One prompt's transfer. `claim` belongs to the engine's thread until the room is found."""
+
+    claim: PageClaim | None = None
+    num_written: int = 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Pages that were neither cached nor received."""
+        claim = self.claim
+        return () if claim is None else claim.pages[claim.num_cached + self.num_written :]
+
+
+class DecodeClient:
+    """`EngineClient` of an engine with `transfer`, and of the engines that compute its prompts.
+
+    `connect` returns a connected client, which owns the local one. One event loop.
+    """
+
+    def __init__(
+        self,
+        local: LocalEngineClient,
+        endpoints: Sequence[Endpoints],
+        watermark: float = 1.0,
+    ) -> None:
+        """Claims of prompts wait while they would use more than `watermark` of the pages.
+
+        `endpoints`: of the engines for prompts, by the format of the pages.
+        """
+        transfer = local.engine.transfer
+        assert transfer is not None  # an engine of this role has it
+        self._local, self._engine, self._transfer = local, local.engine, transfer
+        name = f"decode-{os.getpid()}"
+        self._prefills = tuple(RemoteEngineClient(each, name) for each in endpoints)
+        self._bases, self._watermark = tuple(each.base for each in endpoints), watermark
+        self._num_open = [0] * len(self._prefills)
+        self._landings: list[list[_Landing]] = [[] for _ in self._prefills]  # unused ones
+        self._num_landings = 0 if transfer.is_on_gpu else MAX_LANDINGS
+        self._names = itertools.count()
+        self._full = asyncio.Lock()  # held while a claim waits for room; the others wait in order
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._starting: list[asyncio.Task[None]] = []
+        self._warned_s = float("-inf")
+
+    @classmethod
+    async def connect(
+        cls, local: LocalEngineClient, bases: Sequence[str], watermark: float = 1.0
+    ) -> DecodeClient:
+        """Connect to the engines at these bases; wait for their answers for a limited time.
+
+        Raises ConfigError for an engine whose pages cannot be used here.
+        """
+        transfer = local.engine.transfer
+        assert transfer is not None
+        own = str(transfer.format)
+        endpoints = [Endpoints.of(base, own, by_format=True) for base in bases]
+        client = cls(local, endpoints, watermark)
+        client._starting = [asyncio.create_task(each.start()) for each in client._prefills]
+        try:
+            started, late = await asyncio.wait(
+                client._starting, timeout=CONNECT_S, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for start in started:
+                start.result()
+        except BaseException:
+            await client.close()
+            raise
+        for start in late:
+            start.add_done_callback(_report)
+        if late:
+            text = (
+                "%d of %d engines for prompts do not answer; prompts are computed here until then"
+            )
+            logger.warning(text, len(late), len(client._prefills))
+        return client
+
+    def __repr__(self) -> str:
+        return f"DecodeClient({self._local!r}, {', '.join(map(repr, self._prefills))})"
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Specification of the codec; None for a text-only model."""
+        return self._local.codec
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        """Stream a text request; see `LocalEngineClient.generate`."""
+        arrival_s = time.monotonic()
+        await self._fetch(request)
+        async with aclosing(self._local.generate(request, arrival_s)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        """Stream a speech job; see `LocalEngineClient.speak`."""
+        arrival_s = time.monotonic()
+        await self._fetch(job.request)
+        async with aclosing(self._local.speak(job, arrival_s)) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        """Return the codes of a reference clip; see `LocalEngineClient.encode_prompt`."""
+        return await self._local.encode_prompt(samples)
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot of the local engine."""
+        return await self._local.status()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Disconnect from the other engines, and close the local client."""
+        for start in self._starting:
+            start.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(prefill.close() for prefill in self._prefills))
+        await self._local.close(drain_s)
+        self._writer.shutdown()
+
+    async def _fetch(self, request: Request) -> None:
+        """Have the pages of a prompt computed and received as far as possible."""
+        if request.embeds or request.sampling.echo:
+            return  # each of its tokens is needed in a step
+        if not (self._transfer.num_pages(request) and self._transfer.fits(request)):
+            return
+        transfer = _Transfer()
+        try:
+            await self._claim(transfer, request)
+            if transfer.missing:
+                await self._receive(transfer, request)
+        finally:
+            # Behind a write that is in progress, and in front of the request.
+            released = self._writer.submit(self._post, partial(self._release, transfer))
+            await asyncio.shield(asyncio.wrap_future(released))
+
+    async def _claim(self, transfer: _Transfer, request: Request) -> None:
+        """Claim the prompt's pages; wait while there is no room, but not for ever: paused sequences
+        may have the pages, which the scheduler can take from them, and a claim here cannot.
+        """
+        name = f"prompt {next(self._names)}"
+
+        def claim() -> None:
+            transfer.claim = self._transfer.claim(name, request, self._watermark)
+
+        async def is_claimed() -> bool:
+            await asyncio.wrap_future(self._engine.run_on_engine(claim))
+            return transfer.claim is not None
+
+        if not self._full.locked() and await is_claimed():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_WAIT_S), self._full:
+                while not await is_claimed():
+                    await asyncio.sleep(ROOM_S)
+
+    def _release(self, transfer: _Transfer) -> None:
+        if transfer.claim is not None:
+            self._transfer.release(transfer.claim, num_written=transfer.num_written)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with suppress(EngineStoppedError):
+            self._engine.run_on_engine(command)
+
+    async def _receive(self, transfer: _Transfer, request: Request) -> None:
+        """Receive the missing pages, from one engine after the other if they are lost."""
+        tried: set[int] = set()
+        while transfer.missing:
+            number = self._choose(request, tried)
+            if number is None:
+                self._warn("no engine for prompts is there")
+                return
+            tried.add(number)
+            self._num_open[number] += 1
+            try:
+                await self._receive_from(number, transfer, request)
+            except (LLMError, TTSError, ValueError, RuntimeError, OSError) as error:
+                self._warn(f"engine {number} for prompts: {error}")
+            finally:
+                self._num_open[number] -= 1
+
+    async def _receive_from(self, number: int, transfer: _Transfer, request: Request) -> None:
+        """Receive pages from one engine. Raises its errors, and ValueError for wrong pages."""
+        assert transfer.claim is not None
+        loop = asyncio.get_running_loop()
+        first_page = len(transfer.claim.pages) - len(transfer.missing)
+        landing = self._take_landing(number)
+        handle = landing.handle if landing is not None else None
+        is_whole = False
+        try:
+            with Inbox(self._transfer.part_bytes) as inbox:
+                answers = self._prefills[number].prefill(request, first_page, inbox.path, handle)
+                async with aclosing(answers):
+                    async for pages in answers:
+                        inbox.hide()
+                        store = partial(self._store, transfer.missing, pages, inbox, landing)
+                        await loop.run_in_executor(self._writer, store)
+                        transfer.num_written += pages.num_pages
+            is_whole = True
+        finally:
+            if landing is not None and is_whole:
+                self._landings[number].append(landing)
+            elif landing is not None:  # it may still be written
+                self._num_landings -= 1
+
+    def _take_landing(self, number: int) -> _Landing | None:
+        """Return unused memory of the GPU for an engine; None where there can be none."""
+        if self._landings[number]:
+            return self._landings[number].pop()
+        if self._num_landings >= MAX_LANDINGS or not self._bases[number].startswith("ipc://"):
+            return None
+        self._num_landings += 1
+        try:
+            slots = self._transfer.create_slots(NUM_SLOTS)
+            return _Landing(slots, slots.share())
+        except RuntimeError as error:
+            logger.warning("pages come over the host's memory: %s", error)
+            self._num_landings = MAX_LANDINGS
+            return None
+
+    def _store(
+        self, missing: tuple[int, ...], pages: Pages, inbox: Inbox, landing: _Landing | None
+    ) -> None:
+        """Write received pages to the pool; on the writer's thread."""
+        transfer, count = self._transfer, pages.num_pages
+        if not 0 <= count <= min(len(missing), transfer.part_pages):
+            raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
+        if not count:
+            return
+        if pages.on_gpu:
+            if landing is None or not 0 <= pages.slot < NUM_SLOTS:
+                raise ValueError(f"pages in slot {pages.slot} of no memory")
+            transfer.write_from(missing[:count], landing.slots, pages.slot)
+            return
+        if pages.num_bytes != count * transfer.page_bytes:
+            raise ValueError(f"{pages.num_bytes} bytes for {count} pages")
+        content = transfer.buffer(count)
+        if pages.slot >= 0:
+            inbox.read(pages.slot, content)
+        else:
+            content[:] = np.frombuffer(pages.data, np.uint8)
+        transfer.write(missing[:count], content)
+
+    def _choose(self, request: Request, tried: set[int]) -> int | None:
+        """Return the number of the engine for a prompt, as a replica is chosen; None without one
+        that takes work.
+        """
+        loads = {
+            number: max(self._num_open[number], prefill.num_sequences)
+            for number, prefill in enumerate(self._prefills)
+            if number not in tried and prefill.takes_work
+        }
+        key = request.lora or request.prompt_ids[:KEY_TOKENS]
+        return choose(preferred_of(key, len(self._prefills)), loads) if loads else None
+
+    def _warn(self, reason: str) -> None:
+        """Log that a prompt is computed here, now and then."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= FALLBACK_LOG_S:
+            self._warned_s = now_s
+            logger.warning("%s; what it has not sent is computed here", reason)
+
+
+def _report(start: asyncio.Task[None]) -> None:
+    """Log why an engine did not join."""
+    error = None if start.cancelled() else start.exception()
+    if error is not None:
+        logger.error("%s", error)
