@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple, cast
 
+from llm.delays import FrameDelays
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
@@ -212,6 +213,7 @@ class FrameShape:
     end: tuple[int, ...]  # the frame that ends a sequence
     later_size: int = 0
     ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
+    delays: FrameDelays | None = None  # None: a position has the codes of one audio frame
 
     def has(self, token: Token) -> bool:
         """Whether a prompt may contain the token."""
