@@ -191,6 +191,38 @@ def write_neucodec(folder: Path, **changes: Any) -> Any:
     return _save(NeuCodecModel, NeuCodecConfig(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
 
 
+def write_higgs_audio_v2(folder: Path, **changes: Any) -> Any:
+    """Write the tokenizer of Higgs Audio v2: 25 frames a second, an odd rate, 3 codebooks."""
+    from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
+
+    sizes: dict[str, Any] = {
+        "target_bandwidths": [0.3, 0.45],
+        "codebook_size": 64,
+        "codebook_dim": 4,
+        "acoustic_model_config": {
+            "model_type": "dac",
+            "encoder_hidden_size": 2,
+            "downsampling_ratios": [8, 5, 4, 2, 3],
+            "decoder_hidden_size": 64,
+            "upsampling_ratios": [8, 5, 4, 2, 3],
+            "hidden_size": 12,
+        },
+        "semantic_model_config": {
+            "model_type": "hubert",
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "conv_dim": [4] * 7,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+            "mask_time_prob": 0.0,
+        },
+    }
+    config = HiggsAudioV2TokenizerConfig(**sizes | changes)
+    return _save(HiggsAudioV2TokenizerModel, config, folder, spread=0.3)
+
+
 def _save(model_class: Any, config: Any, folder: Path, spread: float | None = None) -> Any:
     """Save with weights of a `spread` that makes every part audible, or with the package's own."""
     torch.manual_seed(0)
@@ -199,7 +231,7 @@ def _save(model_class: Any, config: Any, folder: Path, spread: float | None = No
         for parameter in reference.parameters():
             torch.nn.init.normal_(parameter, std=spread)
         for name, buffer in reference.named_buffers():
-            if name.endswith("embed_sum"):
+            if name.endswith(("embed_sum", "codebook.embed")):
                 torch.nn.init.normal_(buffer)
     reference.save_pretrained(folder)
     return reference
@@ -245,6 +277,7 @@ def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, in
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,
+    "higgs_audio_v2_tokenizer": write_higgs_audio_v2,
     "mimi": write_mimi,
     "neucodec": write_neucodec,
     "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
@@ -253,7 +286,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 """Every published codec, small and with random weights."""
 
-PADDING = ("dac", "embedded", "neucodec", "snac", "xcodec2")
+PADDING = ("dac", "embedded", "higgs_audio_v2_tokenizer", "neucodec", "snac", "xcodec2")
 """Codecs that render windows of different lengths in one call."""
 
 

@@ -43,6 +43,7 @@ def test_supported_names() -> None:
     assert supported_decoders() == (
         "dac",
         "embedded",
+        "higgs_audio_v2_tokenizer",
         "mimi",
         "neucodec",
         "qwen3_tts_tokenizer_12hz",
@@ -57,8 +58,8 @@ def test_supported_names() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         DecoderConfigError,
-        match=f"decoder '{name}'; supported: dac, embedded, mimi, neucodec, "
-        "qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
+        match=f"decoder '{name}'; supported: dac, embedded, higgs_audio_v2_tokenizer, mimi, "
+        "neucodec, qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
     ):
         create_decoder(name)
 
