@@ -79,9 +79,12 @@ def reference(folder: Path) -> HiggsAudioV2ForConditionalGeneration:
     return model.eval()
 
 
-def inputs_of(tokens: Sequence[Token]) -> dict[str, Tensor]:
+def inputs_of(
+    model: HiggsAudioV2ForConditionalGeneration, tokens: Sequence[Token]
+) -> dict[str, Tensor]:
     """Return the arguments of transformers' model: text ids, and the frames in their places."""
-    ids = [token if isinstance(token, int) else AUDIO for token in tokens]
+    place = model.config.audio_token_id
+    ids = [token if isinstance(token, int) else place for token in tokens]
     found = {"input_ids": torch.tensor([ids])}
     frames = [token for token in tokens if not isinstance(token, int)]
     if frames:
@@ -95,7 +98,7 @@ def reference_logits(
 ) -> Tensor:
     """Return [K, V] logits of the codes of the frame that follows `tokens`."""
     with torch.no_grad():
-        logits = model(**inputs_of(tokens)).logits[0, -1]
+        logits = model(**inputs_of(model, tokens)).logits[0, -1]
     return logits.view(CODEBOOKS, -1)
 
 
@@ -103,9 +106,9 @@ def reference_frames(
     model: HiggsAudioV2ForConditionalGeneration, prompt: Sequence[Token], count: int
 ) -> list[tuple[int, ...]]:
     """Return up to `count` greedy frames of the model's `generate`, without that of end codes."""
-    inputs = inputs_of(prompt)
+    inputs = inputs_of(model, prompt)
     found = model.generate(**inputs, do_sample=False, max_new_tokens=count)[0].tolist()
     given = inputs["audio_input_ids"].shape[1] if "audio_input_ids" in inputs else 0
     frames = [tuple(frame) for frame in found[given:]]
-    end = (END,) * CODEBOOKS
+    end = (END,) * len(frames[0])
     return frames[: frames.index(end)] if end in frames else frames

@@ -144,6 +144,19 @@ QWEN3_TTS_CODEC = {
         "decoder_dim": 32,
     },
 }
+HIGGS_CODEC = {
+    "model_type": "higgs_audio_v2_tokenizer",
+    "target_bandwidths": [0.3, 0.7],
+    "codebook_size": 16,
+    "codebook_dim": 4,
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "downsampling_ratios": [8, 5, 4, 2, 3],
+        "upsampling_ratios": [8, 5, 4, 2, 3],
+        "decoder_hidden_size": 64,
+        "hidden_size": 12,
+    },
+}
 DAC_CODEC = {
     "model_type": "dac",
     "encoder_hidden_size": 2,
@@ -391,6 +404,30 @@ def write_qwen3_tts_family(folder: Path, **keys: Any) -> Path:
         "tokenizer.json": data,
         "tokenizer_config.json": {"bos_token": None, "eos_token": "<|im_end|>"},
         "speech_tokenizer/config.json": QWEN3_TTS_CODEC,
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+def write_higgs_family(folder: Path, **keys: Any) -> Path:
+    """bosonai/higgs-audio-v2-generation-3B-base with seven codebooks of 16 codes."""
+    from tests.llm.higgs_checkpoints import write_higgs  # imports transformers
+
+    ids = {"vocab_size": 128_256, "bos_token_id": 128_000, "pad_token_id": 128_001}
+    ids |= {"eos_token_id": 128_009, "audio_token_id": 128_016}
+    ids |= {"audio_bos_token_id": 128_013, "audio_delay_token_id": 128_014}
+    write_higgs(folder, **ids | {"num_codebooks": 7, "max_position_embeddings": 2048} | keys)
+    added = {128_011: "scene_desc_start", 128_012: "scene_desc_end"}
+    added |= {128_013: "audio_out_bos", 128_015: "audio_eos", 128_016: "AUDIO_OUT"}
+    special = {name: k for name, k in LLAMA_SPECIAL.items() if k not in added}
+    special |= {f"<|{name}|>": k for k, name in added.items()}
+    data, settings = llama_tokenizer(special)
+    (folder / "codec").mkdir()
+    files = {
+        "tokenizer.json": data,
+        "tokenizer_config.json": settings,
+        "codec/config.json": HIGGS_CODEC,
     }
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value), encoding="utf-8")
