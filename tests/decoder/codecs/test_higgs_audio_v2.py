@@ -39,7 +39,7 @@ def reference_audio(reference: Any, codes: list[int]) -> np.ndarray:
 
 
 def test_audio_equals_the_reference(checkpoint: tuple[Path, Any]) -> None:
-    """Of an odd rate, too; samples may exceed full scale."""
+    """One rate is odd; samples may exceed full scale."""
     folder, reference = checkpoint
     decoder = create_decoder(folder)
     codes = random_codes(decoder, FRAMES)
