@@ -6,6 +6,7 @@ Each function writes a folder in the published layout and returns the reference 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -223,6 +224,46 @@ def write_higgs_audio_v2(folder: Path, **changes: Any) -> Any:
     return _save(HiggsAudioV2TokenizerModel, config, folder, spread=0.3)
 
 
+NANOCODEC: dict[str, Any] = {
+    "decoder_config": {"up_sample_rates": [5, 4, 3], "input_dim": 12, "base_channels": 32},
+    "quantizer_config": {"num_groups": 4, "num_levels_per_group": [4, 3, 5]},
+}
+
+
+def write_nanocodec(folder: Path, **changes: Any) -> Any:
+    """Write NanoCodec's decoder with the names of NVIDIA's checkpoint, as nanocodec-torch reads
+    it.
+    """
+    from nanocodec_torch.models.audio_codec import AudioCodecModel
+    from nanocodec_torch.utils.weight_loader_v2 import load_decoder_weights
+
+    config = NANOCODEC | changes
+    reference = AudioCodecModel(**config).eval()
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for name, parameter in reference.audio_decoder.named_parameters():
+        layer, _, kind = f"audio_decoder.{name}".rpartition(".")
+        shape = list(parameter.shape)
+        if kind == "alpha":
+            own = torch.rand(shape, generator=generator) + 0.5
+            tensors[f"{layer}.activation.snake_act.alpha"] = own
+            continue
+        if "up_sample_conv_layers" in layer:
+            layer += ".conv"
+            shape = [shape[0], 1, shape[1]] if kind == "weight" else shape
+        own = torch.randn(shape, generator=generator) * 0.6 * math.prod(shape[1:]) ** -0.5
+        if kind == "bias":
+            tensors[f"{layer}.bias"] = own * 0.1
+            continue
+        norms = own.flatten(1).norm(dim=1).view(-1, 1, 1)
+        tensors[f"{layer}.parametrizations.weight.original0"] = norms
+        tensors[f"{layer}.parametrizations.weight.original1"] = own * 2
+    load_decoder_weights(reference, {name: t.numpy() for name, t in tensors.items()})
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"type": "nanocodec"} | config))
+    save_file(tensors, folder / "model.safetensors")
+    return reference
+
+
 def _save(model_class: Any, config: Any, folder: Path, spread: float | None = None) -> Any:
     """Save with weights of a `spread` that makes every part audible, or with the package's own."""
     torch.manual_seed(0)
@@ -279,6 +320,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,
     "higgs_audio_v2_tokenizer": write_higgs_audio_v2,
     "mimi": write_mimi,
+    "nanocodec": write_nanocodec,
     "neucodec": write_neucodec,
     "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
     "snac": write_snac,

@@ -45,6 +45,7 @@ def test_supported_names() -> None:
         "embedded",
         "higgs_audio_v2_tokenizer",
         "mimi",
+        "nanocodec",
         "neucodec",
         "qwen3_tts_tokenizer_12hz",
         "ramp",
@@ -59,7 +60,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         DecoderConfigError,
         match=f"decoder '{name}'; supported: dac, embedded, higgs_audio_v2_tokenizer, mimi, "
-        "neucodec, qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
+        "nanocodec, neucodec, qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
     ):
         create_decoder(name)
 
