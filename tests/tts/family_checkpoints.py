@@ -9,7 +9,7 @@ the bytes and a few words are there, with their own ids; the others leave holes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ VYVO_QWEN3_VOCABULARY = 180_352
 VYVO_QWEN3_STOP = 151_671
 LFM2_TEXT_TOKENS = 64_400
 VYVO_LFM2_VOCABULARY = 93_082
+KANI_VOCABULARY = 80_538
 LLASA_VOCABULARY = 193_800
 LLASA_SPECIAL = [
     "<|TEXT_GENERATION_START|>",
@@ -144,6 +145,7 @@ QWEN3_TTS_CODEC = {
         "decoder_dim": 32,
     },
 }
+KANI_CODEC: dict[str, object] = {"type": "nanocodec", "decoder_config": {"base_channels": 32}}
 HIGGS_CODEC = {
     "model_type": "higgs_audio_v2_tokenizer",
     "target_bandwidths": [0.3, 0.7],
@@ -258,10 +260,24 @@ def write_vyvo_on_llama(folder: Path) -> Path:
 
 def write_vyvo_on_lfm2(folder: Path) -> Path:
     """Vyvo on LFM2-350M, which has recurrent states."""
+    return write_lfm2(folder, VYVO_LFM2_VOCABULARY, SNAC_CODEC)
+
+
+def write_kani(folder: Path, speakers: Sequence[str] = ("Andrew", "Katie")) -> Path:
+    """nineninesix/kani-tts-400m-en with NanoCodec."""
+    write_lfm2(folder, KANI_VOCABULARY, KANI_CODEC)
+    config = json.loads((folder / "config.json").read_text())
+    config["speaker_settings"] = {"status": "multispeaker", "speaker_list": list(speakers)}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def write_lfm2(folder: Path, vocabulary: int, codec: Mapping[str, object]) -> Path:
+    """Write an LFM2 with a codec; its tokenizer has no names for the tokens of speech."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     shape = Lfm2Config(
-        vocab_size=VYVO_LFM2_VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=SHAPE.hidden,
         intermediate_size=SHAPE.intermediate,
         num_hidden_layers=2,
@@ -274,14 +290,14 @@ def write_vyvo_on_lfm2(folder: Path) -> Path:
     )
     torch.manual_seed(0)
     Lfm2ForCausalLM(shape).save_pretrained(folder)
-    special = {"<|startoftext|>": 1, "<|im_start|>": 6, "<|im_end|>": 7}
+    special = {"<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_start|>": 6, "<|im_end|>": 7}
     special["<|reserved_490|>"] = LFM2_TEXT_TOKENS - 1
     data, settings = qwen_tokenizer(special)
     data["model"]["vocab"] = {letter: 500 + k for letter, k in data["model"]["vocab"].items()}
     (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "codec").mkdir()
-    (folder / "codec" / "config.json").write_text(json.dumps(SNAC_CODEC), encoding="utf-8")
+    (folder / "codec" / "config.json").write_text(json.dumps(codec), encoding="utf-8")
     return folder
 
 

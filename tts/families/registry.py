@@ -17,6 +17,7 @@ _FAMILIES = {
     "maya1": "tts.families.orpheus:Maya1Family",
     "orpheus": "tts.families.orpheus:OrpheusFamily",
     "vyvo": "tts.families.orpheus:VyvoFamily",
+    "kani": "tts.families.kani:KaniFamily",
     "outetts": "tts.families.outetts:OuteTTSFamily",
     "llasa": "tts.families.llasa:LlasaFamily",
     "neutts": "tts.families.neutts:NeuTTSFamily",

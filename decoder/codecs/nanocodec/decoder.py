@@ -109,7 +109,7 @@ def published_names(config: NanoCodecConfig) -> dict[str, str]:
         names[f"stages.{index}.up.conv"] = f"up_sample_conv_layers.{index}.conv"
         for block in range(len(KERNELS)):
             for unit in range(len(DILATIONS)):
-                own = f"stages.{index}.blocks.{block}.{unit}"
+                own = f"stages.{index}.blocks.{block}.units.{unit}"
                 theirs = f"res_layers.{index}.res_blocks.{block}.res_blocks.{unit}"
                 names |= {
                     f"{own}.first_activation": f"{theirs}.input_activation.{_SNAKE}",

@@ -85,6 +85,19 @@ class ResidualUnit(nn.Module):
         return x + self.second(self.second_activation(inner), memory)
 
 
+class ResidualBlock(nn.Module):
+    """Units of one kernel size and growing dilation, one after the other."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(ResidualUnit(channels, kernel, d) for d in DILATIONS)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        for unit in self.units:
+            x = unit(x, memory)
+        return x
+
+
 class Stage(nn.Module):
     """Raises the rate and halves the channels."""
 
@@ -93,20 +106,11 @@ class Stage(nn.Module):
         out = channels // 2
         self.activation = HalfSnake(channels)
         self.up = CausalUpsampling(channels, out, rate, groups=out)
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(ResidualUnit(out, kernel, dilation) for dilation in DILATIONS)
-            for kernel in KERNELS
-        )
+        self.blocks = nn.ModuleList(ResidualBlock(out, kernel) for kernel in KERNELS)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         x = self.up(self.activation(x), memory)
-        results = []
-        for block in self.blocks:
-            result = x
-            for unit in block:
-                result = unit(result, memory)
-            results.append(result)
-        return torch.stack(results).mean(0)
+        return torch.stack([block(x, memory) for block in self.blocks]).mean(0)
 
 
 class NanoCodecNetwork(nn.Module):
