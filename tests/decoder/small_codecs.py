@@ -220,8 +220,18 @@ def write_higgs_audio_v2(folder: Path, **changes: Any) -> Any:
             "mask_time_prob": 0.0,
         },
     }
-    config = HiggsAudioV2TokenizerConfig(**sizes | changes)
-    return _save(HiggsAudioV2TokenizerModel, config, folder, spread=0.3)
+    torch.manual_seed(0)
+    reference = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**sizes | changes)).eval()
+    for name, parameter in reference.named_parameters():
+        if not name.endswith("alpha"):
+            fan_in = math.prod(parameter.shape[1:])
+            torch.nn.init.normal_(parameter, std=0.5 * fan_in**-0.5 if parameter.dim() > 1 else 0.1)
+    for name, buffer in reference.named_buffers():
+        if name.endswith("codebook.embed"):
+            torch.nn.init.normal_(buffer)
+    reference.acoustic_decoder.conv2.weight.data *= 40  # samples above full scale
+    reference.save_pretrained(folder)
+    return reference
 
 
 NANOCODEC: dict[str, Any] = {
@@ -272,7 +282,7 @@ def _save(model_class: Any, config: Any, folder: Path, spread: float | None = No
         for parameter in reference.parameters():
             torch.nn.init.normal_(parameter, std=spread)
         for name, buffer in reference.named_buffers():
-            if name.endswith(("embed_sum", "codebook.embed")):
+            if name.endswith("embed_sum"):
                 torch.nn.init.normal_(buffer)
     reference.save_pretrained(folder)
     return reference
