@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm.delays import FREE, FrameDelays
+from llm.request import FrameShape
 
 B, E = 8, 9
 X, Y, Z = (0, 1, 2), (3, 4, 5), (6, 7, 1)
@@ -65,3 +66,10 @@ def test_codebooks_run_out_in_the_order_of_their_delays() -> None:
 def test_a_table_has_delays(table: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"delays .* must be 0 or more"):
         FrameDelays(table, B, E)
+
+
+@pytest.mark.parametrize(("count", "end"), [(2, (E, E)), (4, (E, E, E, E)), (3, (E, E, B))])
+def test_delays_fit_the_frames(count: int, end: tuple[int, ...]) -> None:
+    FrameShape(3, 10, 5, (E, E, E), delays=STAIRS)
+    with pytest.raises(ValueError, match=f"{count} codebooks that end with"):
+        FrameShape(count, 10, 5, end, delays=STAIRS)

@@ -5,7 +5,8 @@
 
 A sampled code advances its record, so that the codes of a frame get the numbers that `FrameSampler`
 uses. The records of first codes have the index of the frame, by which penalties count. Only a model
-with delays has forced codes, and only its requests need their earlier frames on the host.
+with delays has forced codes, and only its requests need their earlier frames on the host. Penalties
+then also count the codes that forced ones have replaced.
 """
 
 from __future__ import annotations
