@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,17 @@ from tests.llm.csm_checkpoints import edit_config
 from tests.llm.higgs_checkpoints import BEGIN, END, reference, reference_frames
 from tests.tts.family_checkpoints import HIGGS_CODEC, SNAC_CODEC, write_higgs_family
 from tests.tts.family_services import HIGGS_HELLO, configured
-from tests.tts.serving import hum, wav
+from tests.tts.serving import (
+    Serving,
+    flush,
+    hum,
+    run_conversation,
+    run_with_server,
+    say,
+    session_config,
+    wav,
+)
+from tts.engine.client import AudioBlock, SpeechJob
 from tts.factory import Service, create_service
 from tts.families.base import Checkpoint, DelayedVocabulary
 from tts.families.registry import find_family
@@ -46,6 +56,15 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ser
     codec.save_pretrained(folder / "codec")
     service = create_service(configured(folder))
     yield folder, service, codec
+    asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield the service of a model that often ends."""
+    folder = write_higgs_family(tmp_path_factory.mktemp("ending") / "model", seed=4, ends=2.0)
+    service = create_service(configured(folder))
+    yield service
     asyncio.run(service.client.close())
 
 
@@ -127,16 +146,13 @@ def test_limits_count_codes_that_are_heard(spoken: tuple[Path, Service, Any]) ->
     assert sum(chunk.token_count for chunk in speech.chunks) == 5 * COUNT
 
 
-def test_speech_ends_with_the_frame_before_the_first_end_code(tmp_path: Path) -> None:
-    folder = write_higgs_family(tmp_path / "model", seed=4, ends=2.0)
-    service = create_service(configured(folder))
-    speech = speak(service, "hello.")
+def test_speech_ends_with_the_frame_before_the_first_end_code(ending: Service) -> None:
+    speech = speak(ending, "hello.")
     num_codes = sum(chunk.token_count for chunk in speech.chunks)
     assert speech.result.finish_reason is FinishReason.STOP
     assert 0 < num_codes <= speech.result.usage.output_tokens
     assert num_codes % COUNT == 0
     assert sum(chunk.sample_count for chunk in speech.chunks) == num_codes // COUNT * 960
-    asyncio.run(service.client.close())
 
 
 def test_a_cancelled_stream_frees_its_pages(spoken: tuple[Path, Service, Any]) -> None:
@@ -181,11 +197,33 @@ def test_a_recording_is_encoded_as_by_transformers(spoken: tuple[Path, Service, 
     assert (found == wanted).float().mean() > 0.9  # rounding to 16 bits moves few codes
 
 
-def test_an_eager_beginning_is_not_continued(spoken: tuple[Path, Service, Any]) -> None:
-    """A part of its codes would be missing at the end of the prompt."""
-    _, service, _ = spoken
-    assert service.prompts.vocabulary is not None
-    assert not service.prompts.vocabulary.can_continue
+def test_an_eager_beginning_becomes_a_turn_of_its_own(
+    ending: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the prompt a part of its codes would be missing."""
+    prompts: list[tuple[Token, ...]] = []
+    speak_job = ending.client.speak
+
+    def speaking(job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        prompts.append(job.request.prompt_ids)
+        return speak_job(job)
+
+    monkeypatch.setattr(ending.client, "speak", speaking)
+
+    async def ask(served: Serving) -> None:
+        config = session_config(max_tokens=600 * COUNT)
+        config.config.eager = 2
+        words = say("One two three four five six, seven eight.")
+        responses = await run_conversation(served, config, words, flush("f"))
+        assert responses[-1].HasField("done")
+
+    run_with_server(ending, ask)
+    first, rest = prompts
+    assert not [token for token in first if isinstance(token, tuple)]
+    frames = [token for token in rest if isinstance(token, tuple)]
+    assert frames[0] == (BEGIN,) * COUNT
+    assert frames[-1] == (END,) * COUNT
+    assert rest[-1] == first[-1] == HIGGS_HELLO[-1]
 
 
 def without_weights(folder: Path, target: Path, **keys: Any) -> Path:
