@@ -19,7 +19,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Blocks
+from llm.kernels.peers import put_summed
 from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
+from llm.parallel.peer_memory import Mailbox
 
 
 @triton.jit
@@ -171,6 +173,29 @@ def product(
         scales=scales,
         gain=gain,
         epsilon=epsilon,
+        level=level,
+    )
+
+
+def add_summed_product(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    mailbox: Mailbox,
+    *,
+    scales: Tensor | None = None,
+    level: int = 0,
+) -> None:
+    """Add to x [T, N] the sum of all ranks' y [T, K] × weight [N, K]ᵀ."""
+    launch_few_rows(
+        y,
+        weight,
+        blocks,
+        put_summed,
+        (x, mailbox.counts, *mailbox.inboxes),
+        (mailbox.rank, mailbox.capacity),
+        scales=scales,
         level=level,
     )
 

@@ -24,6 +24,7 @@ KERNELS = (
     Kernel("normalise", "llm.layers.decoder.RMSNorm"),
     Kernel("gate", "llm.layers.decoder.silu_and_multiply"),
     Kernel("rotate_heads", "llm.layers.decoder.SelfAttention"),
+    Kernel("attend_frame", "llm.layers.depth.DepthFrames"),
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
     Kernel(

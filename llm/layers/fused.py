@@ -10,6 +10,9 @@
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
 by `llm.kernels.float8`, whose result is the input of the product.
 
+With several ranks the products that are added to x are sums over ranks: few rows are summed in the
+product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
+
 A matrix that is not plain (int8, or changed by an adapter) is computed by its own layer.
 """
 
@@ -25,11 +28,12 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.products import gated_product, product
+from llm.kernels.peers import add_parcels
+from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
-from llm.kernels.tuning import blocks_for
+from llm.kernels.tuning import MAX_ROWS, blocks_for
 from llm.layers.decoder import DecoderLayer, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
 from llm.parallel.group import Group
@@ -154,12 +158,23 @@ class GatedProduct:
 
 
 class AddedProduct:
-    """Computes x += linear(y)."""
+    """Computes x += linear(y), the sum over ranks of their linear(y)."""
 
-    def __init__(self, linear: Linear, group: Group, kernels: KernelSet) -> None:
-        # With several ranks the sum of their products is only known after the all-reduce.
-        self._plain = matrix_of(linear) if group.size == 1 else None
-        self.matrix = kernel_matrix(linear, "product", kernels) if group.size == 1 else None
+    def __init__(
+        self, linear: Linear, group: Group, kernels: KernelSet, *, mailbox: int = 0
+    ) -> None:
+        """`mailbox`: the number of the one that its sums use, another one than the sums before."""
+        self._mailbox = group.mailbox(mailbox)
+        self._sums = group.size > 1
+        plain = matrix_of(linear)
+        self._plain = None if plain is None or plain.scales is not None else plain
+        self.matrix: Matrix | None = None
+        if not self._sums or self._mailbox is not None:
+            self.matrix = kernel_matrix(linear, "product", kernels)
+        if self._mailbox is not None and self.matrix is not None:
+            has_room = MAX_ROWS * linear.out_features <= self._mailbox.capacity
+            if self.matrix.bias is not None or not has_room:
+                self.matrix = None  # each rank would add the bias
         self._linear: Any = linear
         self._is_float8 = takes_float8(linear)
         self._group = group
@@ -167,10 +182,16 @@ class AddedProduct:
 
     def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
-        plain, matrix = self._plain, self.matrix
+        plain, matrix, mailbox = self._plain, self.matrix, self._mailbox
         blocks = None if matrix is None else matrix.blocks(len(x))
+        if self._is_float8 and blocks is None and not isinstance(y, Float8Rows):
+            y = quantize(y, level=self._level)
         if isinstance(y, Float8Rows):
-            x.add_(self._group.all_reduce(self._linear(y)))
+            self._add(x, y)
+        elif matrix is not None and blocks is not None and mailbox is not None:
+            add_summed_product(
+                x, y, matrix.weight, blocks, mailbox, scales=matrix.scales, level=self._level
+            )
         elif matrix is not None and blocks is not None:
             product(
                 y,
@@ -182,12 +203,23 @@ class AddedProduct:
                 adds=True,
                 level=self._level,
             )
-        elif plain is not None and plain.bias is None and plain.scales is None:
+        elif plain is not None and plain.bias is None and not self._sums:
             torch.addmm(x, y, plain.weight.t(), out=x)
-        elif self._is_float8:
-            self(x, quantize(y, level=self._level))
         else:
+            self._add(x, y)
+
+    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> None:
+        """Add to x the sum of all ranks' products."""
+        parcel = None if self._mailbox is None else self._mailbox.parcel_of(x)
+        if self._mailbox is None or parcel is None:
             x.add_(self._group.all_reduce(self._linear(y)))
+            return
+        plain = self._plain
+        if plain is not None and plain.bias is None and isinstance(y, Tensor):
+            torch.mm(y, plain.weight.t(), out=parcel)
+        else:
+            parcel.copy_(self._linear(y))
+        add_parcels(x, self._mailbox, level=self._level)
 
 
 class FusedLayer:
@@ -202,7 +234,7 @@ class FusedLayer:
         self._gate_up = GatedProduct(
             reference.mlp_norm, mlp.gate_up, kernels, quantizes=takes_float8(mlp.down)
         )
-        self._down = AddedProduct(mlp.down, mlp.group, kernels)
+        self._down = AddedProduct(mlp.down, mlp.group, kernels, mailbox=1)
         # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
         self._level = kernels.launch_level

@@ -20,12 +20,24 @@ def sharded_embedding(embedding: Embedding, ids: Tensor, group: Group) -> Tensor
 class ShardedHead:
     """Gathers the logits that the ranks' heads compute, so that every rank has all of them."""
 
-    def __init__(self, head: Head, group: Group) -> None:
-        """`head` computes [R, V / ranks]."""
+    def __init__(self, head: Head, num_columns: int, group: Group) -> None:
+        """`head` computes [R, num_columns], the columns of this rank's ids."""
         self._head = head
+        self._num_columns = num_columns
         self._group = group
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Head`."""
-        logits = self._group.all_gather(self._head(hidden))
-        return logits if out is None else out.copy_(logits)
+        num_rows = len(hidden)
+        shelf = self._group.shelf(num_rows, self._num_columns) if num_rows else None
+        if shelf is None:
+            logits = self._group.all_gather(self._head(hidden))
+            return logits if out is None else out.copy_(logits)
+        from llm.kernels.peers import gather_shelves  # imports Triton
+
+        self._head(hidden, shelf.rows)
+        if out is None:
+            shape = num_rows, self._group.size * self._num_columns
+            out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        gather_shelves(out, shelf)
+        return out

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from llm.errors import CheckpointError
-from llm.layers.decoder import AttentionShape, LogitsHead, Rotary
+from llm.layers.decoder import LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
 from llm.models.frame_model import DepthModel, FrameEmbedding, codebook_count, nested_config
@@ -121,7 +121,7 @@ class CsmModel(DepthModel):
             layers=loader.layers(),
             rotary=Rotary(own.rotary, frames.num_codebooks, self.devices[0]),
             heads=[LogitsHead(norm, factory.head(LinearWeight(head.T))) for head in heads],
-            attention=AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+            kernels=self.session.kernels(),
         )
         reader.skip(*(name for name in self.weights.info() if name.startswith(CODEC)))
 

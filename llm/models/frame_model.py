@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from llm.batch import NO_CODE, ModelInputs, ReturnHiddenStates
 from llm.config import PipelineConfig
 from llm.errors import CheckpointError
+from llm.layers.depth import DepthTransformer
+from llm.layers.stack import Stack
 from llm.memory.transfer import to_device
 from llm.models.encoding import choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
@@ -32,6 +35,7 @@ class FrameModel(LlamaModel):
     """A Llama relative whose positions are frames or text ids."""
 
     can_shard: ClassVar[bool] = False
+    frame_decoder: DepthTransformer
     _frame_embedding: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -54,6 +58,11 @@ class FrameModel(LlamaModel):
         frames = rows * cls.frame_bytes(pipeline_config, huggingface_config)
         size = cls.read_frames(huggingface_config).codebook_size
         return own + frames + sampler_bytes(size, rows, 1)
+
+    def _use(self, stack: Stack) -> None:
+        """See `LlamaModel`; the products of the depth transformer count, too."""
+        own = stack.num_kernel_products + self.frame_decoder.num_kernel_products
+        super()._use(replace(stack, num_kernel_products=own))
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `LlamaModel`: sums of the embeddings of [T, K] ids. Raises `ValueError` for [T]."""

@@ -237,8 +237,10 @@ class LlamaModel(CausalModel):
     def _use(self, stack: Stack) -> None:
         self._layers = stack.layers
         if stack.head is not None:
-            is_whole = self.group.size == 1
-            self.logits_of = stack.head if is_whole else ShardedHead(stack.head, self.group)
+            size = self.group.size
+            self.logits_of = stack.head
+            if size > 1:
+                self.logits_of = ShardedHead(stack.head, self.vocab_size // size, self.group)
         own = stack.num_kernel_products
         counts = self._factory.counts
         self.linear_backends = (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm.batch import NO_CODE
 from llm.errors import CheckpointError
-from llm.layers.decoder import AttentionShape, LogitsHead, Rotary
+from llm.layers.decoder import LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
 from llm.models.frame_model import MAX_CODEBOOKS, DepthModel, nested_config
@@ -206,7 +206,7 @@ class Qwen3TTSModel(DepthModel):
             layers=loader.layers(),
             rotary=Rotary(own.rotary, frames.num_codebooks, self.devices[0]),
             heads=[LogitsHead(norm, factory.head(head)) for head in heads],
-            attention=AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+            kernels=self.session.kernels(),
         )
         # Voices are cloned outside of the language model.
         reader.skip(*(name for name in self.weights.info() if name.startswith(SPEAKER_ENCODER)))

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from llm.parallel.peer_memory import Mailbox, Shelf
+
 
 class Group(ABC):
     """Rank, size, the two collectives of tensor-parallel layers, and a number of the host.
@@ -27,6 +29,16 @@ class Group(ABC):
     @abstractmethod
     def minimum(self, number: int) -> int:
         """Return the smallest of the ranks' numbers on every rank; the host waits."""
+
+    def mailbox(self, number: int) -> Mailbox | None:
+        """Return one of two mailboxes for sums within kernels; None where there are none."""
+        return None
+
+    def shelf(self, num_rows: int, num_columns: int) -> Shelf | None:
+        """Return memory from which the ranks read each other's rows float32 [num_rows,
+        num_columns]; None where there is none. All ranks call it with the same numbers.
+        """
+        return None
 
     def signal_buffers(self) -> list[Tensor]:
         """Return scratch of the collectives, one tensor per device; created at the first call."""

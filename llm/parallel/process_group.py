@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm.errors import ConfigError
 from llm.parallel.group import Group
-from llm.parallel.peer_memory import PeerMemory
+from llm.parallel.peer_memory import Mailbox, PeerMemory, Shelf
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,14 @@ class ProcessGroup(Group):
         """Whether small sums of GPUs use peer memory."""
         return self._peers is not None
 
+    def mailbox(self, number: int) -> Mailbox | None:
+        """See `Group`."""
+        return None if self._peers is None else self._peers.mailbox(number)
+
+    def shelf(self, num_rows: int, num_columns: int) -> Shelf | None:
+        """See `Group`."""
+        return None if self._peers is None else self._peers.shelf(num_rows, num_columns)
+
     def _peer_memory(self, name: str, store: Any) -> PeerMemory | None:
         """Share memory between all ranks; None where one of them cannot."""
         mine = self._device.index or 0
@@ -121,8 +129,10 @@ class ProcessGroup(Group):
         return self._buffers[-1][:num_bytes]
 
     def signal_buffers(self) -> list[Tensor]:
-        """See `Group`: this rank's scratch, none before the first collective that needs some."""
-        return self._buffers[-1:]
+        """See `Group`: what the other ranks read, else this rank's scratch, none before the first
+        collective that needs some.
+        """
+        return self._buffers[-1:] if self._peers is None else [self._peers.shared]
 
     def minimum(self, number: int) -> int:
         """See `Group`."""

@@ -19,6 +19,7 @@ import torch
 
 from llm.parallel.process_group import ProcessGroup
 from llm.pipeline.base import TextGenerationPipelineInterface
+from llm.pipeline.rank_rows import RowDecoder
 from llm.pipeline.ranks import STOP_S, RankLaunch, Step
 from llm.pipeline.registry import create_rank
 
@@ -29,10 +30,12 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl: signal that a process gets when its pa
 
 def follow(pipeline: TextGenerationPipelineInterface, steps: SimpleQueue[Step | None]) -> None:
     """Run rank 0's steps on another rank, up to the last."""
+    decoder = RowDecoder()
     while (step := steps.get()) is not None:
         for request_id in step.released:
             pipeline.release(request_id)
-        pipeline.run(step.batch)
+            decoder.forget(request_id)
+        pipeline.run(step.batch(decoder))
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from llm.errors import ConfigError, RanksLostError
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.registry import model_class
 from llm.parallel.process_group import ProcessGroup
+from llm.pipeline.rank_rows import RowChange, RowDecoder, RowEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +46,15 @@ class Step(NamedTuple):
     """One step of rank 0, for the other ranks."""
 
     released: tuple[str, ...]  # requests that have ended since the previous step
-    rows: tuple[ScheduledRow, ...]
+    rows: tuple[ScheduledRow | RowChange, ...]
     mode: ForwardMode
     num_steps: int
     is_plain: bool
 
-    @property
-    def batch(self) -> ScheduledBatch:
+    def batch(self, decoder: RowDecoder) -> ScheduledBatch:
         """Return the batch."""
-        return ScheduledBatch(self.rows, self.mode, self.num_steps, self.is_plain)
+        rows = decoder.decode(self.rows)
+        return ScheduledBatch(rows, self.mode, self.num_steps, self.is_plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class RankLeader:
         self._lost = ""
         self._lock = threading.Lock()
         self._released: list[str] = []
+        self._encoder = RowEncoder()
         folder = self.folder = Path(tempfile.mkdtemp(prefix="sonant-ranks-"))
         """Temporary folder of these processes."""
         self._processes = [
@@ -126,6 +128,7 @@ class RankLeader:
     def release(self, request_id: str) -> None:
         """Release a request on the other ranks, with the next step."""
         self._released.append(request_id)
+        self._encoder.forget(request_id)
 
     def execute(
         self, batch: ScheduledBatch, run: Callable[[ScheduledBatch], StepOutput]
@@ -138,8 +141,9 @@ class RankLeader:
             if self._lost:
                 raise RanksLostError(self._lost)
         released, self._released = tuple(self._released), []
-        step = Step(released, batch.rows, batch.mode, batch.num_steps, batch.is_plain)
         try:
+            rows = self._encoder.encode(batch.rows)
+            step = Step(released, rows, batch.mode, batch.num_steps, batch.is_plain)
             message = pickle.dumps(step)
             for process in self._processes:
                 _send(process, message)

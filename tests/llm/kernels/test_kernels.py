@@ -48,7 +48,12 @@ def test_switches_choose_kernels() -> None:
         return {kernel.name for kernel in kernels}
 
     assert chosen(vendor_blas=False, experimental=True) == {kernel.name for kernel in KERNELS}
-    assert chosen(vendor_blas=True, experimental=False) == {"normalise", "gate", "rotate_heads"}
+    assert chosen(vendor_blas=True, experimental=False) == {
+        "attend_frame",
+        "gate",
+        "normalise",
+        "rotate_heads",
+    }
     stable = chosen(vendor_blas=False, experimental=False)
     assert stable == {kernel.name for kernel in KERNELS if not kernel.is_experimental}
     assert "project_heads" not in stable

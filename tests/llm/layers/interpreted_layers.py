@@ -20,6 +20,7 @@ from llm.batch import ForwardBatch, ForwardMode
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
@@ -372,3 +373,25 @@ def test_decoding_a_few_rows(
     for _ in range(2):
         found = own.attend(0, query, window)
         assert torch.allclose(found, expected.attend_stored(0, query), atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 3, 24), (8, 1, 8)])
+def test_attention_within_a_frame(heads: int, kv_heads: int, size: int) -> None:
+    """Position by position, in a cache with garbage after the position."""
+    made = torch.Generator().manual_seed(heads)
+    rows, positions = 3, 6
+    cache = torch.full((2, rows, positions, kv_heads, size), torch.nan)
+    keys, values = [], []
+    for position in range(positions):
+        projected = torch.randn(rows, heads + 2 * kv_heads, size, generator=made)
+        query = projected[:, :heads]
+        key_value = projected[:, heads:].view(rows, 2, kv_heads, size)
+        found = attend_frame(query, key_value, cache, position)
+        keys.append(key_value[:, 0])
+        values.append(key_value[:, 1])
+        past = [torch.stack(part, dim=2) for part in (keys, values)]  # [B, Hkv, P, D]
+        options = {"enable_gqa": True}
+        expected = F.scaled_dot_product_attention(query.unsqueeze(2), *past, **options)
+        torch.testing.assert_close(found, expected.reshape(rows, -1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(cache[0], torch.stack(keys, dim=1))
+    assert torch.equal(cache[1], torch.stack(values, dim=1))

@@ -8,7 +8,7 @@ import pytest
 
 from decoder import StreamingOptions
 from tests.tts.engine.jobs import listen, run, speech
-from tests.tts.ipc.remote_engine import new_base, remote_engine
+from tests.tts.ipc.remote_engine import new_base, remote_engine, wait_until
 from tests.tts.ramp import RampClient
 from tts.ipc import engine_server
 from tts.ipc.codec import decode_from_engine
@@ -39,7 +39,11 @@ def test_chunks_of_many_streams_are_sent_in_one_message(monkeypatch: pytest.Monk
             act = server._handle
             monkeypatch.setattr(link._replies, "_take", watched)
             monkeypatch.setattr(server, "_handle", handle)
-            heard = await asyncio.gather(*(listen(served.client, job) for _ in range(8)))
+            engine.gate.clear()  # until all streams have begun, so that their blocks come together
+            streams = [asyncio.create_task(listen(served.client, job)) for _ in range(8)]
+            await wait_until(lambda: engine.num_open == 8)
+            engine.gate.set()
+            heard = await asyncio.gather(*streams)
             assert {sum(block.num_codes for block in blocks) for blocks in heard} == {64}
             assert max(count for count, _ in sizes) > 4
             assert all(count == 1 or size < 30_100 for count, size in sizes)
