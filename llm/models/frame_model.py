@@ -1,7 +1,9 @@
-"""`FrameModel`: base of language models of frames with a depth transformer, over a Llama relative.
+"""`FrameModel`: base of language models of frames, over a Llama relative.
 
 ids [T, K] ─ embedding ─ layers ─ head ─> logits of code 0
-                                └ normalised state ─ depth transformer ─> logits of code 1 …
+                                └ normalised state ─ frame decoder ─> logits of code 1 …
+
+The frame decoder is a depth transformer (`DepthModel`), or a head for each code.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ class FrameModel(LlamaModel):
     """A Llama relative whose positions are frames or text ids."""
 
     can_shard: ClassVar[bool] = False
-    frame_decoder: DepthTransformer
     _frame_embedding: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -59,11 +60,6 @@ class FrameModel(LlamaModel):
         size = cls.read_frames(huggingface_config).codebook_size
         return own + frames + sampler_bytes(size, rows, 1)
 
-    def _use(self, stack: Stack) -> None:
-        """See `LlamaModel`; the products of the depth transformer count, too."""
-        own = stack.num_kernel_products + self.frame_decoder.num_kernel_products
-        super()._use(replace(stack, num_kernel_products=own))
-
     def embed(self, ids: Tensor) -> Tensor:
         """See `LlamaModel`: sums of the embeddings of [T, K] ids. Raises `ValueError` for [T]."""
         if ids.dim() != 2:
@@ -82,6 +78,8 @@ class FrameModel(LlamaModel):
 class DepthModel(FrameModel):
     """A model of frames with a depth transformer."""
 
+    frame_decoder: DepthTransformer
+
     @classmethod
     @abstractmethod
     def read_depth(cls, config: HuggingFaceConfig) -> LlamaConfig:
@@ -95,6 +93,11 @@ class DepthModel(FrameModel):
         positions = cls.read_frames(config).num_codebooks * depth.head_dim
         cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
         return cached + 2 * depth.num_heads * positions * 4
+
+    def _use(self, stack: Stack) -> None:
+        """See `LlamaModel`; the products of the depth transformer count, too."""
+        own = stack.num_kernel_products + self.frame_decoder.num_kernel_products
+        super()._use(replace(stack, num_kernel_products=own))
 
 
 class FrameEmbedding:

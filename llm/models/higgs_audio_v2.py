@@ -22,6 +22,7 @@ from llm.errors import CheckpointError
 from llm.layers.codebook_heads import CodebookHeads
 from llm.layers.decoder import DecoderLayer
 from llm.layers.weight import LinearWeight
+from llm.models.encoding import choose_encoding
 from llm.models.frame_model import FrameEmbedding, FrameModel, codebook_count
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 from llm.models.llama_config import LlamaConfig
@@ -95,6 +96,15 @@ class HiggsAudioV2Model(FrameModel):
         """See `FrameModel`: logits, before and after they are float32."""
         frames = cls.read_frames(config)
         return 8 * (frames.num_codebooks - 1) * frames.codebook_size
+
+    @classmethod
+    def estimate_token_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """See `PipelineModel`. A layer of a prompt has the results of two MLPs."""
+        own = super().estimate_token_memory(pipeline_config, huggingface_config)
+        width = choose_encoding(pipeline_config.model, huggingface_config).dtype.itemsize
+        return own + 2 * width * cls.shape(huggingface_config).hidden_size
 
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`. Rows that decode feed frames, which need the layers of frames only."""
