@@ -39,6 +39,7 @@ _PARTS = {
     "xcodec2": EncoderParts("Xcodec2Model", "acoustic_decoder", "Xcodec2FeatureExtractor"),
     "neucodec": EncoderParts("NeuCodecModel", "acoustic_decoder", "NeuCodecFeatureExtractor"),
     "mimi": EncoderParts("MimiModel", "decoder"),
+    "higgs_audio_v2_tokenizer": EncoderParts("HiggsAudioV2TokenizerModel", "acoustic_decoder"),
 }
 _ENCODERS = ("encoder.", "acoustic_encoder.")
 _DECODING = ("decoder", "upsample")

@@ -28,7 +28,9 @@ GPU_MAX_BATCH = 32  # windows of a decode call, unless `max_batch` is given
 _DECODERS = {
     "dac": "decoder.codecs.dac:DacDecoder",
     "embedded": "decoder.codecs.embedded.decoder:EmbeddedDecoder",
+    "higgs_audio_v2_tokenizer": "decoder.codecs.higgs_audio_v2:HiggsAudioV2Decoder",
     "mimi": "decoder.codecs.mimi.decoder:MimiDecoder",
+    "nanocodec": "decoder.codecs.nanocodec.decoder:NanoCodecDecoder",
     "neucodec": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
     "qwen3_tts_tokenizer_12hz": "decoder.codecs.qwen3_tts.decoder:Qwen3TTSDecoder",
     "ramp": "decoder.codecs.ramp:RampDecoder",

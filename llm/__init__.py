@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SpeculativeConfig,
         StrictModel,
     )
+    from llm.delays import FrameDelays
     from llm.engine.engine import Engine, TokenStream, create_engine
     from llm.engine.types import EngineStats, StepHook
     from llm.errors import (
@@ -96,6 +97,7 @@ __all__ = [
     "FinishReason",
     "ForwardBatch",
     "ForwardMode",
+    "FrameDelays",
     "GGUFFile",
     "Histogram",
     "HistogramCounter",
@@ -186,6 +188,7 @@ _HOMES = {
         "SpeculativeConfig",
         "StrictModel",
     ),
+    "llm.delays": ("FrameDelays",),
     "llm.engine.engine": ("Engine", "TokenStream", "create_engine"),
     "llm.engine.types": ("EngineStats", "StepHook"),
     "llm.errors": (

@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple, cast
 
+from llm.delays import FrameDelays
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
@@ -203,7 +204,7 @@ class FrameShape:
     """Tokens of a model of frames: text ids in prompts, and frames of K codes.
 
     `codebook_size` is that of the first codebook. `later_size` is that of the others, which are not
-    larger; 0: the same.
+    larger; 0: the same. Raises `ValueError` for delays that do not fit the codebooks.
     """
 
     num_codebooks: int
@@ -212,6 +213,17 @@ class FrameShape:
     end: tuple[int, ...]  # the frame that ends a sequence
     later_size: int = 0
     ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
+    delays: FrameDelays | None = None  # None: a position has the codes of one audio frame
+
+    def __post_init__(self) -> None:
+        delays = self.delays
+        if delays is None:
+            return
+        if len(delays.table) != self.num_codebooks or {*self.end} != {delays.end}:
+            raise ValueError(
+                f"{self.num_codebooks} codebooks that end with {self.end} have delays "
+                f"{delays.table} that end with {delays.end}"
+            )
 
     def has(self, token: Token) -> bool:
         """Whether a prompt may contain the token."""

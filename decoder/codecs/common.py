@@ -108,19 +108,21 @@ def load_or_random(
     theirs: Mapping[str, str],
     source: CodecSource,
     rename: Callable[[str], tuple[str, ...]] = lambda name: (name,),
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors,
 ) -> NetworkT:
     """Return the decoding network on its device with its weights, or seeded random ones in test
     mode.
 
     `theirs` maps the network's layer names to the checkpoint's, which may contain more: encoders.
     `rename` converts names of other publications; several names mean equal parts, none that the
-    tensor is left out.
+    tensor is left out. `convert` then changes the tensors; layers that it alone needs may have any
+    name in `theirs`.
     """
     if source.weights is None and not source.test_mode:
         raise DecoderConfigError(
             f"codec '{source.name}' needs weights: name a codec folder with {WEIGHTS_FILE}"
         )
-    return load_network(build, theirs, source, rename)
+    return load_network(build, theirs, source, rename, convert)
 
 
 def load_network(
@@ -128,6 +130,7 @@ def load_network(
     theirs: Mapping[str, str],
     source: CodecSource,
     rename: Callable[[str], tuple[str, ...]] = lambda name: (name,),
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors,
 ) -> NetworkT:
     """Return the network with its weights, regardless of the mode; see `load_or_random`."""
     with torch.random.fork_rng(devices=[]):
@@ -148,5 +151,5 @@ def load_network(
         for name, tensor in found.items():
             names = own(name)
             tensors |= zip(names, tensor.chunk(len(names)), strict=True)
-        load_weights(network, tensors, theirs, source.weights)
+        load_weights(network, convert(tensors), theirs, source.weights)
     return network.to(source.device).eval().requires_grad_(requires_grad=False)

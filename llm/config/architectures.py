@@ -98,6 +98,7 @@ _architectures |= {
     )
     for name, model in (
         ("CsmForConditionalGeneration", "llm.models.csm:CsmModel"),
+        ("HiggsAudioV2ForConditionalGeneration", "llm.models.higgs_audio_v2:HiggsAudioV2Model"),
         ("Qwen3TTSForConditionalGeneration", "llm.models.qwen3_tts:Qwen3TTSModel"),
     )
 }

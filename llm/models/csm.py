@@ -11,16 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from llm.batch import NO_CODE
 from llm.errors import CheckpointError
 from llm.layers.decoder import LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
-from llm.models.frame_model import MAX_CODEBOOKS, FrameModel, nested_config
+from llm.models.frame_model import DepthModel, FrameEmbedding, codebook_count, nested_config
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LayerLoader, LlamaModel
 from llm.models.llama_config import LlamaConfig
@@ -36,27 +31,7 @@ HEADS = "depth_decoder.codebooks_head.weight"
 CODEC = "codec_model."  # prefix of the codec's weights, which are read by the decoder
 
 
-class FrameEmbedding:
-    """Maps [T, K] ids to [T, hidden]: sums of the embeddings of K codes, or a text embedding."""
-
-    def __init__(self, text: Tensor, audio: Tensor, shape: FrameShape) -> None:
-        """`text` [ids, hidden]; `audio` [K × V, hidden]."""
-        nothing = text.new_zeros(1, text.shape[1])
-        self._table = torch.cat([text, audio, nothing])
-        self._nothing = len(self._table) - 1  # the row for places without a code
-        self._offsets = len(text) + shape.codebook_size * torch.arange(
-            shape.num_codebooks, device=text.device
-        )
-        self.audio = self._table[len(text) : self._nothing]
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Return the sums."""
-        rows = torch.where(ids == NO_CODE, self._nothing, ids + self._offsets)
-        rows[:, 0] = torch.where(ids[:, 1] == NO_CODE, ids[:, 0], rows[:, 0])
-        return F.embedding_bag(rows, self._table, mode="sum")
-
-
-class CsmModel(FrameModel):
+class CsmModel(DepthModel):
     """Implements `CsmForConditionalGeneration`."""
 
     _frame_embedding: FrameEmbedding
@@ -86,7 +61,7 @@ class CsmModel(FrameModel):
 
     @classmethod
     def read_depth(cls, config: HuggingFaceConfig) -> LlamaConfig:
-        """See `FrameModel`."""
+        """See `DepthModel`."""
         return LlamaModel.read_config(depth_config(config))
 
     @classmethod
@@ -158,11 +133,7 @@ def depth_config(config: HuggingFaceConfig) -> HuggingFaceConfig:
 
 def read_frames(config: HuggingFaceConfig) -> FrameShape:
     """Read the sizes of frames. Raises `CheckpointError` naming a key that is invalid."""
-    count = config.size("num_codebooks")
-    if not 2 <= count <= MAX_CODEBOOKS:
-        raise CheckpointError(
-            f"{config.path}: num_codebooks={count} must be in [2, {MAX_CODEBOOKS}]"
-        )
+    count = codebook_count(config)
     size, end = config.size("vocab_size"), config.get("codebook_eos_token_id", 0)
     if type(end) is not int or not 0 <= end < size:
         raise CheckpointError(f"{config.path}: codebook_eos_token_id={end!r} is no code")

@@ -197,20 +197,14 @@ class LlamaModel(CausalModel):
         shape, names = self.config.shape, self.names
         self.vocab_size = shape.vocab_size
         self._rotary = Rotary(self.config.rotary, self.max_seq_len, self.devices[0])
-        table = (shape.vocab_size, shape.hidden_size)
         embedding = self._load_embedding(reader)
         loader = self._loader(reader)
-        layers = loader.layers()
+        self._decoder_layers = layers = loader.layers()  # computed by torch
         self.final_norm = loader.norm(names.final_norm)
         needs_no_head = self.config.is_head_tied or self.pooling is not None
         head = None
         if self.pooling is None:
-            part = self._shard.part(0, shape.vocab_size)
-            weight = (
-                self._tied(embedding)
-                if needs_no_head
-                else reader.matrix(names.head, *table, part=part)
-            )
+            weight = self._tied(embedding) if needs_no_head else self._load_head(reader)
             # Computed for some tokens only, while an adapter's layers expect all.
             head = LogitsHead(self.final_norm, self._factory.head(weight))
         self._load_rest(reader)
@@ -233,6 +227,12 @@ class LlamaModel(CausalModel):
             weight, dtype=self.dtype, device=self.devices[0], int8=self.encoding.int8
         )
         return weight
+
+    def _load_head(self, reader: WeightReader) -> LinearWeight:
+        """Return the matrix of a head that is not tied."""
+        shape = self.config.shape
+        part = self._shard.part(0, shape.vocab_size)
+        return reader.matrix(self.names.head, shape.vocab_size, shape.hidden_size, part=part)
 
     @property
     def _shard(self) -> Shard:

@@ -23,7 +23,7 @@ from llm.errors import CheckpointError
 from llm.layers.decoder import LogitsHead, Rotary
 from llm.layers.depth import DepthTransformer
 from llm.layers.weight import LinearWeight
-from llm.models.frame_model import MAX_CODEBOOKS, FrameModel, nested_config
+from llm.models.frame_model import MAX_CODEBOOKS, DepthModel, nested_config
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama import LayerLoader
 from llm.models.llama_config import LlamaConfig
@@ -69,7 +69,7 @@ class TalkerEmbedding:
         return F.embedding_bag(torch.cat([text[:, None], rows], 1), self._table, mode="sum")
 
 
-class Qwen3TTSModel(FrameModel):
+class Qwen3TTSModel(DepthModel):
     """Implements `Qwen3TTSForConditionalGeneration` with the codec of 12.5 Hz."""
 
     _frame_embedding: TalkerEmbedding
@@ -102,7 +102,7 @@ class Qwen3TTSModel(FrameModel):
 
     @classmethod
     def read_depth(cls, config: HuggingFaceConfig) -> LlamaConfig:
-        """See `FrameModel`. Raises `CheckpointError` for a window shorter than a frame."""
+        """See `DepthModel`. Raises `CheckpointError` for a window shorter than a frame."""
         count = cls.read_frames(config).num_codebooks
         read = Qwen3Model.read_config(predictor_config(config))
         if any(window is not None and window < count for window in read.windows):

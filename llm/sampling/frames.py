@@ -6,7 +6,8 @@
 
 Code k of frame n is drawn with the number n × K + k of the request's seed. Log-probabilities are
 those of code 0, whose logits are the language model's. Penalties count first codes, and change the
-logits of first codes.
+logits of first codes. Where the model's delays force a code it replaces the one that was drawn,
+before the next code of the frame is decoded; a request's earlier frames then must be known.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.delays import FREE
 from llm.errors import RequestError
 from llm.memory.transfer import to_device
 from llm.request import FrameShape, SamplingParams, Token, first_codes
@@ -52,6 +55,7 @@ class FramePlan:
     """Plans for the K codes of each row."""
 
     codes: tuple[SamplingPlan, ...]
+    forced: Tensor | None  # int32 [K, B], `FREE` where the code is drawn; None: none is forced
 
 
 class FrameRules(TokenSampler[PlanT]):
@@ -72,8 +76,8 @@ class FrameSampler(FrameRules[FramePlan]):
         self._sampler = Sampler(self.shape.codebook_size, device)
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
-        """See `TokenSampler`: penalties are computed on the host."""
-        return has_penalties(sampling)
+        """See `TokenSampler`: penalties and forced codes are computed on the host."""
+        return self.shape.delays is not None or has_penalties(sampling)
 
     def prepare(
         self,
@@ -90,7 +94,11 @@ class FrameSampler(FrameRules[FramePlan]):
         drawn = uniforms(seeds, numbers).reshape(count, len(rows))
         pairs = zip(rows, already, strict=True)
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
-        others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]
+        may_end = self.shape.delays is not None
+        others = [
+            candidates(for_later_codes(row.sampling, may_end=may_end), done, size)
+            for row, done in zip(rows, already, strict=True)
+        ]
         groups = self._sampler.groups(rows, firsts, drawn[0])
         first = SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
         groups = self._sampler.groups(rows, others, drawn[0])
@@ -99,7 +107,10 @@ class FrameSampler(FrameRules[FramePlan]):
             SamplingPlan(len(rows), tuple(_redrawn(group, column) for group in groups), None)
             for column in columns[1:]
         )
-        return FramePlan((first, *later))
+        forced = forced_codes(self.shape, rows, sampled)
+        if forced is None:
+            return FramePlan((first, *later), None)
+        return FramePlan((first, *later), to_device(torch.from_numpy(forced), self._device))
 
     def _penalties(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
@@ -121,7 +132,7 @@ class FrameSampler(FrameRules[FramePlan]):
         def draw(logits: Tensor, code: int) -> Tensor:
             return self._sampler.sample(logits, plan.codes[code])
 
-        return decode_frames(self._decoder, logits, states, draw)
+        return decode_frames(self._decoder, logits, states, draw, plan.forced)
 
 
 def decode_frames(
@@ -129,23 +140,51 @@ def decode_frames(
     logits: Tensor,
     states: Tensor | None,
     draw: Callable[[Tensor, int], Tensor],
+    forced: Tensor | None = None,
 ) -> Tensor:
     """Return int32 [B, K] frames; `draw` samples code k of all rows from its logits [B, V].
 
     `logits` are those of the first codes, `states` [B, H] the language model's hidden states.
+    Codes in `forced`, int32 [K, B], that are not `FREE` replace the drawn ones.
     """
     assert states is not None  # a model with a frame decoder returns them
     count = decoder.shape.num_codebooks
     if not len(logits):
         return logits.new_empty(0, count, dtype=torch.int32)
-    codes = [draw(logits, 0)]
+
+    def chosen(logits: Tensor, code: int) -> Tensor:
+        drawn = draw(logits, code)
+        return drawn if forced is None else torch.where(forced[code] == FREE, drawn, forced[code])
+
+    codes = [chosen(logits, 0)]
     frames = decoder.begin(states)
     for code in range(1, count):
-        codes.append(draw(frames.next_logits(codes[-1].long()), code))
+        codes.append(chosen(frames.next_logits(codes[-1].long()), code))
     drawn = torch.stack(codes, dim=1)
     if decoder.shape.ends_at_first_code:
         drawn[:, 1:] *= drawn[:, :1] != decoder.shape.end[0]
     return drawn
+
+
+def forced_codes(
+    shape: FrameShape, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
+) -> np.ndarray | None:
+    """Return int32 [K, B] codes of the rows' next frames, see `FrameDelays.forced`; None for a
+    model without delays.
+
+    `sampled` are tokens of each row after its `output_ids`.
+    """
+    delays = shape.delays
+    if delays is None:
+        return None
+    before = (
+        [*row.output_ids, *(sampled[place] if sampled else ())] for place, row in enumerate(rows)
+    )
+    codes = [
+        delays.forced(generated, ends=not row.sampling.ignore_eos)
+        for generated, row in zip(before, rows, strict=True)
+    ]
+    return np.array(codes, dtype=np.int32).reshape(-1, shape.num_codebooks).T.copy()
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -168,12 +207,18 @@ def for_first_codes(sampling: SamplingParams) -> SamplingParams:
 
 
 @lru_cache(maxsize=MAX_KNOWN)
-def for_later_codes(sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters of the other codes: none ends a sequence or is penalised."""
+def for_later_codes(sampling: SamplingParams, *, may_end: bool) -> SamplingParams:
+    """Return the parameters of the other codes: none is penalised.
+
+    `may_end`: with delays any codebook may be the first to end, else none of the others ends a
+    sequence.
+    """
+    if may_end:
+        sampling = for_first_codes(sampling)
+    else:
+        sampling = replace(sampling, stop_token_ids=(), min_tokens=0)
     return replace(
         sampling,
-        stop_token_ids=(),
-        min_tokens=0,
         repetition_penalty=1.0,
         frequency_penalty=0.0,
         presence_penalty=0.0,

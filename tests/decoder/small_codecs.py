@@ -6,6 +6,7 @@ Each function writes a folder in the published layout and returns the reference 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -191,6 +192,88 @@ def write_neucodec(folder: Path, **changes: Any) -> Any:
     return _save(NeuCodecModel, NeuCodecConfig(**(SMALL_XCODEC2 | changes)), folder, spread=0.3)
 
 
+def write_higgs_audio_v2(folder: Path, **changes: Any) -> Any:
+    """Write the tokenizer of Higgs Audio v2: 25 frames a second, an odd rate, 3 codebooks."""
+    from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
+
+    sizes: dict[str, Any] = {
+        "target_bandwidths": [0.3, 0.45],
+        "codebook_size": 64,
+        "codebook_dim": 4,
+        "acoustic_model_config": {
+            "model_type": "dac",
+            "encoder_hidden_size": 2,
+            "downsampling_ratios": [8, 5, 4, 2, 3],
+            "decoder_hidden_size": 64,
+            "upsampling_ratios": [8, 5, 4, 2, 3],
+            "hidden_size": 12,
+        },
+        "semantic_model_config": {
+            "model_type": "hubert",
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "conv_dim": [4] * 7,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+            "mask_time_prob": 0.0,
+        },
+    }
+    torch.manual_seed(0)
+    reference = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**sizes | changes)).eval()
+    for name, parameter in reference.named_parameters():
+        if not name.endswith("alpha"):
+            fan_in = math.prod(parameter.shape[1:])
+            torch.nn.init.normal_(parameter, std=0.5 * fan_in**-0.5 if parameter.dim() > 1 else 0.1)
+    for name, buffer in reference.named_buffers():
+        if name.endswith("codebook.embed"):
+            torch.nn.init.normal_(buffer)
+    reference.acoustic_decoder.conv2.weight.data *= 40  # samples above full scale
+    reference.save_pretrained(folder)
+    return reference
+
+
+NANOCODEC: dict[str, Any] = {
+    "decoder_config": {"up_sample_rates": [5, 4, 3], "input_dim": 12, "base_channels": 32},
+    "quantizer_config": {"num_groups": 4, "num_levels_per_group": [4, 3, 5]},
+}
+
+
+def write_nanocodec(folder: Path, **changes: Any) -> Any:
+    """Write NanoCodec's decoder with the names of NVIDIA's checkpoint, as nanocodec-torch reads
+    it.
+    """
+    from nanocodec_torch.models.audio_codec import AudioCodecModel
+    from nanocodec_torch.utils.weight_loader_v2 import load_decoder_weights
+
+    config = NANOCODEC | changes
+    reference = AudioCodecModel(**config).eval()
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for name, parameter in reference.audio_decoder.named_parameters():
+        layer, _, kind = f"audio_decoder.{name}".rpartition(".")
+        shape = list(parameter.shape)
+        if kind == "alpha":
+            own = torch.rand(shape, generator=generator) + 0.5
+            tensors[f"{layer}.activation.snake_act.alpha"] = own
+            continue
+        if "up_sample_conv_layers" in layer:
+            layer += ".conv"
+            shape = [shape[0], 1, shape[1]] if kind == "weight" else shape
+        own = torch.randn(shape, generator=generator) * 0.6 * math.prod(shape[1:]) ** -0.5
+        if kind == "bias":
+            tensors[f"{layer}.bias"] = own * 0.1
+            continue
+        norms = own.flatten(1).norm(dim=1).view(-1, 1, 1)
+        tensors[f"{layer}.parametrizations.weight.original0"] = norms
+        tensors[f"{layer}.parametrizations.weight.original1"] = own * 2
+    load_decoder_weights(reference, {name: t.numpy() for name, t in tensors.items()})
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"type": "nanocodec"} | config))
+    save_file(tensors, folder / "model.safetensors")
+    return reference
+
+
 def _save(model_class: Any, config: Any, folder: Path, spread: float | None = None) -> Any:
     """Save with weights of a `spread` that makes every part audible, or with the package's own."""
     torch.manual_seed(0)
@@ -245,7 +328,9 @@ def changed_frames(decoder: AudioDecoder, frames: int, at: int) -> tuple[int, in
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "dac": write_dac,
+    "higgs_audio_v2_tokenizer": write_higgs_audio_v2,
     "mimi": write_mimi,
+    "nanocodec": write_nanocodec,
     "neucodec": write_neucodec,
     "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
     "snac": write_snac,
@@ -253,7 +338,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 """Every published codec, small and with random weights."""
 
-PADDING = ("dac", "embedded", "neucodec", "snac", "xcodec2")
+PADDING = ("dac", "embedded", "higgs_audio_v2_tokenizer", "neucodec", "snac", "xcodec2")
 """Codecs that render windows of different lengths in one call."""
 
 

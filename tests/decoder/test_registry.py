@@ -43,7 +43,9 @@ def test_supported_names() -> None:
     assert supported_decoders() == (
         "dac",
         "embedded",
+        "higgs_audio_v2_tokenizer",
         "mimi",
+        "nanocodec",
         "neucodec",
         "qwen3_tts_tokenizer_12hz",
         "ramp",
@@ -57,8 +59,8 @@ def test_supported_names() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         DecoderConfigError,
-        match=f"decoder '{name}'; supported: dac, embedded, mimi, neucodec, "
-        "qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
+        match=f"decoder '{name}'; supported: dac, embedded, higgs_audio_v2_tokenizer, mimi, "
+        "nanocodec, neucodec, qwen3_tts_tokenizer_12hz, ramp, snac, source_filter, xcodec2",
     ):
         create_decoder(name)
 

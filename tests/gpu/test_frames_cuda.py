@@ -1,5 +1,5 @@
 """Models of frames on a GPU: in batches the frames of the references, eagerly and from CUDA graphs
-that contain the depth transformer and the sampling of every code.
+that contain the frame decoder and the sampling of every code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from llm.config import PipelineConfig
 from llm.engine.engine import Engine, create_engine
 from llm.request import Request, SamplingParams, Token
-from tests.llm import csm_checkpoints, qwen3_tts_checkpoints
-from tests.llm.models import test_csm, test_qwen3_tts
+from tests.llm import csm_checkpoints, higgs_checkpoints, qwen3_tts_checkpoints
+from tests.llm.models import test_csm, test_higgs_audio_v2, test_qwen3_tts
 from tests.llm.models.engine_kinds import tokens_of
 
 pytestmark = [
@@ -32,6 +32,11 @@ def csm_frames(folder: Path, prompts: Prompts) -> list[Frames]:
     return [list(csm_checkpoints.reference_frames(model, one, NUM_FRAMES)) for one in prompts]
 
 
+def higgs_frames(folder: Path, prompts: Prompts) -> list[Frames]:
+    model = higgs_checkpoints.reference(folder)
+    return [list(higgs_checkpoints.reference_frames(model, one, NUM_FRAMES)) for one in prompts]
+
+
 def qwen3_tts_frames(folder: Path, prompts: Prompts) -> list[Frames]:
     model = qwen3_tts_checkpoints.Reference.read(folder)
     return [list(model.frames(one, NUM_FRAMES)) for one in prompts]
@@ -41,6 +46,7 @@ MODELS: dict[
     str, tuple[Callable[[Path], Path], Callable[[Path, Prompts], list[Frames]], Prompts]
 ] = {
     "csm": (csm_checkpoints.write_csm, csm_frames, test_csm.PROMPTS),
+    "higgs_audio_v2": (higgs_checkpoints.write_higgs, higgs_frames, test_higgs_audio_v2.PROMPTS),
     "qwen3_tts": (
         qwen3_tts_checkpoints.write_qwen3_tts,
         qwen3_tts_frames,

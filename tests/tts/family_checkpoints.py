@@ -9,7 +9,7 @@ the bytes and a few words are there, with their own ids; the others leave holes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ VYVO_QWEN3_VOCABULARY = 180_352
 VYVO_QWEN3_STOP = 151_671
 LFM2_TEXT_TOKENS = 64_400
 VYVO_LFM2_VOCABULARY = 93_082
+KANI_VOCABULARY = 80_538
 LLASA_VOCABULARY = 193_800
 LLASA_SPECIAL = [
     "<|TEXT_GENERATION_START|>",
@@ -142,6 +143,20 @@ QWEN3_TTS_CODEC = {
         "num_key_value_heads": 2,
         "num_quantizers": 7,
         "decoder_dim": 32,
+    },
+}
+KANI_CODEC: dict[str, object] = {"type": "nanocodec", "decoder_config": {"base_channels": 32}}
+HIGGS_CODEC = {
+    "model_type": "higgs_audio_v2_tokenizer",
+    "target_bandwidths": [0.3, 0.7],
+    "codebook_size": 16,
+    "codebook_dim": 4,
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "downsampling_ratios": [8, 5, 4, 2, 3],
+        "upsampling_ratios": [8, 5, 4, 2, 3],
+        "decoder_hidden_size": 64,
+        "hidden_size": 12,
     },
 }
 DAC_CODEC = {
@@ -245,10 +260,24 @@ def write_vyvo_on_llama(folder: Path) -> Path:
 
 def write_vyvo_on_lfm2(folder: Path) -> Path:
     """Vyvo on LFM2-350M, which has recurrent states."""
+    return write_lfm2(folder, VYVO_LFM2_VOCABULARY, SNAC_CODEC)
+
+
+def write_kani(folder: Path, speakers: Sequence[str] = ("Andrew", "Katie")) -> Path:
+    """nineninesix/kani-tts-400m-en with NanoCodec."""
+    write_lfm2(folder, KANI_VOCABULARY, KANI_CODEC)
+    config = json.loads((folder / "config.json").read_text())
+    config["speaker_settings"] = {"status": "multispeaker", "speaker_list": list(speakers)}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def write_lfm2(folder: Path, vocabulary: int, codec: Mapping[str, object]) -> Path:
+    """Write an LFM2 with a codec; its tokenizer has no names for the tokens of speech."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     shape = Lfm2Config(
-        vocab_size=VYVO_LFM2_VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=SHAPE.hidden,
         intermediate_size=SHAPE.intermediate,
         num_hidden_layers=2,
@@ -261,14 +290,14 @@ def write_vyvo_on_lfm2(folder: Path) -> Path:
     )
     torch.manual_seed(0)
     Lfm2ForCausalLM(shape).save_pretrained(folder)
-    special = {"<|startoftext|>": 1, "<|im_start|>": 6, "<|im_end|>": 7}
+    special = {"<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_start|>": 6, "<|im_end|>": 7}
     special["<|reserved_490|>"] = LFM2_TEXT_TOKENS - 1
     data, settings = qwen_tokenizer(special)
     data["model"]["vocab"] = {letter: 500 + k for letter, k in data["model"]["vocab"].items()}
     (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "codec").mkdir()
-    (folder / "codec" / "config.json").write_text(json.dumps(SNAC_CODEC), encoding="utf-8")
+    (folder / "codec" / "config.json").write_text(json.dumps(codec), encoding="utf-8")
     return folder
 
 
@@ -391,6 +420,30 @@ def write_qwen3_tts_family(folder: Path, **keys: Any) -> Path:
         "tokenizer.json": data,
         "tokenizer_config.json": {"bos_token": None, "eos_token": "<|im_end|>"},
         "speech_tokenizer/config.json": QWEN3_TTS_CODEC,
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+def write_higgs_family(folder: Path, **keys: Any) -> Path:
+    """bosonai/higgs-audio-v2-generation-3B-base with seven codebooks of 16 codes."""
+    from tests.llm.higgs_checkpoints import write_higgs  # imports transformers
+
+    ids = {"vocab_size": 128_256, "bos_token_id": 128_000, "pad_token_id": 128_001}
+    ids |= {"eos_token_id": 128_009, "audio_token_id": 128_016}
+    ids |= {"audio_bos_token_id": 128_013, "audio_delay_token_id": 128_014}
+    write_higgs(folder, **ids | {"num_codebooks": 7, "max_position_embeddings": 2048} | keys)
+    added = {128_011: "scene_desc_start", 128_012: "scene_desc_end"}
+    added |= {128_013: "audio_out_bos", 128_015: "audio_eos", 128_016: "AUDIO_OUT"}
+    special = {name: k for name, k in LLAMA_SPECIAL.items() if k not in added}
+    special |= {f"<|{name}|>": k for k, name in added.items()}
+    data, settings = llama_tokenizer(special)
+    (folder / "codec").mkdir()
+    files = {
+        "tokenizer.json": data,
+        "tokenizer_config.json": settings,
+        "codec/config.json": HIGGS_CODEC,
     }
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value), encoding="utf-8")

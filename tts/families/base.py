@@ -9,15 +9,16 @@ Checkpoint (files, as data) ─▶ SpeechFamily ─▶ vocabulary   tokens of sp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from decoder import CodecSpec
-from llm import CheckpointError, RequestError, SamplingParams, Token, as_ids
+from llm import CheckpointError, FrameDelays, RequestError, SamplingParams, Token, as_ids
 from tts.checkpoint.chat import ChatTemplate, load_chat_template
 from tts.checkpoint.files import load_sampling_defaults, load_speech_file, read_json
 from tts.checkpoint.tokenizer import TextTokenizer
@@ -244,6 +245,10 @@ class SpeechVocabulary:
     """
 
     codes_per_token = 1
+    first_delay = last_delay = 0
+    """Numbers of tokens in front of a frame's first code and its last, see `DelayedVocabulary`."""
+    can_continue = True
+    """Whether the model continues codes at the end of a prompt."""
 
     def __init__(self, positions: Sequence[Sequence[int]], start_id: int, end_id: int) -> None:
         ids = list(chain.from_iterable(positions))
@@ -342,6 +347,46 @@ class FrameVocabulary(SpeechVocabulary):
         super().token_ids(given)  # checks them
         count = self.codes_per_token
         return tuple(given[first : first + count] for first in range(0, len(given), count))
+
+
+class DelayedVocabulary(FrameVocabulary):
+    """Frame vocabulary of a language model with delays: the codes of an audio frame come in several
+    tokens, and it is found with the last of them.
+
+    Codes from `codebook_size` on are marks; a frame with one of them is no audio.
+    """
+
+    can_continue = False  # a part of the codes is missing at the end of a prompt
+
+    def __init__(self, codebook_size: int, delays: FrameDelays) -> None:
+        super().__init__(codebook_size, (delays.end,) * len(delays.table))
+        self._delays = delays
+        self.first_delay, self.last_delay = delays.table[0], delays.longest
+
+    def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
+        """See `SpeechVocabulary`: those of the frames that are complete; text ids are skipped."""
+        return self.reader()(token_ids)
+
+    def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
+        """See `SpeechVocabulary`."""
+        return partial(self._read, deque(maxlen=self.last_delay + 1))
+
+    def _read(self, latest: deque[tuple[int, ...]], token_ids: Sequence[Token]) -> tuple[int, ...]:
+        """Return the codes of frames that `token_ids` complete, behind the `latest` tokens."""
+        found: list[int] = []
+        for token in token_ids:
+            if isinstance(token, int):
+                continue
+            latest.append(token)
+            if len(latest) > self.last_delay:
+                frame = self._delays.aligned(latest)
+                found += frame if max(frame) < self.codebook_size else ()
+        return tuple(found)
+
+    def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
+        """See `SpeechVocabulary`: the delayed frames of a whole recording, with its end."""
+        frames = super().token_ids(codes)
+        return self._delays.delayed([frame for frame in frames if not isinstance(frame, int)])
 
 
 def ranges_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

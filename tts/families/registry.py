@@ -11,11 +11,13 @@ from tts.families.base import Checkpoint, SpeechFamily
 _FAMILIES = {
     "embedded": "tts.families.embedded:EmbeddedFamily",
     "csm": "tts.families.csm:CsmFamily",
+    "higgs_audio_v2": "tts.families.higgs_audio_v2:HiggsAudioV2Family",
     "qwen3_tts": "tts.families.qwen3_tts:Qwen3TTSFamily",
     "veena": "tts.families.orpheus:VeenaFamily",  # it also matches orpheus
     "maya1": "tts.families.orpheus:Maya1Family",
     "orpheus": "tts.families.orpheus:OrpheusFamily",
     "vyvo": "tts.families.orpheus:VyvoFamily",
+    "kani": "tts.families.kani:KaniFamily",
     "outetts": "tts.families.outetts:OuteTTSFamily",
     "llasa": "tts.families.llasa:LlasaFamily",
     "neutts": "tts.families.neutts:NeuTTSFamily",

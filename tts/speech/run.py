@@ -520,14 +520,16 @@ class SynthesisRun:
         prompt_ids = self._prompt(segment, max_codes)
         per_token = vocabulary.codes_per_token
         if self._settings.max_seq_len is not None:
-            room = (self._settings.max_seq_len - len(prompt_ids)) * per_token
+            room = self._settings.max_seq_len - len(prompt_ids) - vocabulary.last_delay
+            room *= per_token
             room = vocabulary.whole_frames(room)
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
         sampling = replace(
             vocabulary.constrain(self._sampling),
             seed=segment_seed(self._seed, self.num_segments - 1),
-            max_tokens=max_codes // per_token,
-            min_tokens=-(-min(self._shortest(segment), max_codes) // per_token),
+            max_tokens=max_codes // per_token + vocabulary.last_delay,
+            min_tokens=-(-min(self._shortest(segment), max_codes) // per_token)
+            + vocabulary.first_delay,
         )
         streaming = self._streaming
         if (sizes := streaming.chunk_sizes) is not None:
@@ -557,7 +559,8 @@ class SynthesisRun:
         has the beginning's speaker.
         """
         opening, self._opening = self._opening, None
-        if segment.sentence and self._settings.traits.takes_codes:
+        can_continue = self._vocabulary.can_continue and self._settings.traits.takes_codes
+        if segment.sentence and can_continue:
             prompt_ids = self._family.prompt(self._vocabulary, segment.sentence, self._voice)
             prompt_ids += self._vocabulary.token_ids(self._said)
             most = self._settings.max_seq_len
@@ -604,7 +607,8 @@ class SynthesisRun:
             return
         self._prompt_tokens += block.prompt_tokens
         self._cached_prompt_tokens += block.cached_prompt_tokens
-        self._output_tokens += block.output_tokens * self._vocabulary.codes_per_token
+        num_tokens = max(block.output_tokens - self._vocabulary.last_delay, 0)
+        self._output_tokens += num_tokens * self._vocabulary.codes_per_token
 
     def _end_segment(self, block: AudioBlock | None, *, is_last: bool) -> None:
         if block is None:

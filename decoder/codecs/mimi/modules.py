@@ -122,12 +122,11 @@ class CausalConv(nn.Module):
 class CausalUpsampling(nn.Module):
     """A transposed convolution of twice its stride: each column overlaps the next one's."""
 
-    def __init__(self, into: int, out: int, stride: int, *, depthwise: bool = False) -> None:
+    def __init__(
+        self, into: int, out: int, stride: int, *, groups: int = 1, has_bias: bool = True
+    ) -> None:
         super().__init__()
-        groups = into if depthwise else 1
-        self.conv = nn.ConvTranspose1d(
-            into, out, 2 * stride, stride, groups=groups, bias=not depthwise
-        )
+        self.conv = nn.ConvTranspose1d(into, out, 2 * stride, stride, groups=groups, bias=has_bias)
         self.stride = stride
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
@@ -251,8 +250,9 @@ class MimiNetwork(nn.Module):
         self.semantic = Codebooks(config.num_semantic, *books)
         num_acoustic = config.num_codebooks - config.num_semantic
         self.acoustic = Codebooks(num_acoustic, *books) if num_acoustic else None
+        hidden = config.hidden_size
         self.upsample = CausalUpsampling(
-            config.hidden_size, config.hidden_size, config.upsampling, depthwise=True
+            hidden, hidden, config.upsampling, groups=hidden, has_bias=False
         )
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.entry = CausalConv(config.hidden_size, dim, config.kernel_size)

@@ -7,7 +7,8 @@
           ──▶ snake, exit convolution, tanh          samples
 
 SNAC's convolutions are depthwise, its codebooks run at several rates and its stages add noise;
-DAC is plain. Sources: SNAC, arXiv 2410.14411; DAC, arXiv 2306.06546; snake, arXiv 2006.08195.
+DAC is plain, and the tokenizer of Higgs Audio v2 is a DAC without tanh. Sources: SNAC, arXiv
+2410.14411; DAC, arXiv 2306.06546; snake, arXiv 2006.08195.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class SnakeConfig:
     depthwise: bool = False
     has_noise: bool = False
     is_padded: bool = True  # odd rates give all their samples; DAC drops the last ones
+    is_bounded: bool = True  # ends with tanh
 
     @property
     def latents_per_frame(self) -> int:
@@ -238,7 +240,9 @@ class SnakeDecoder(nn.Module):
             x, own = stage(x, start, own, partial(noise, index) if noise else None)
             start *= config.rates[index]
         x, start = _crop(x, start, spans[-1])
-        samples = self.exit(self.exit_snake(x, own and own.beginning(start))).tanh().squeeze(1)
+        samples = self.exit(self.exit_snake(x, own and own.beginning(start))).squeeze(1)
+        if config.is_bounded:
+            samples = samples.tanh()
         if own is not None:
             samples = samples * own.beginning(start).mask(samples.shape[1])[:, 0]
         samples = samples[:, first - start :][:, : shape.num_samples]

@@ -37,6 +37,7 @@ from torch import Tensor
 from llm.attention.base import AttentionBackend, CapturedShape, PlanMemory, PlannedAttention
 from llm.batch import (
     ForwardBatch,
+    ForwardMode,
     ModelInputs,
     ModelOutputs,
     ReturnHiddenStates,
@@ -187,6 +188,8 @@ class GraphRunner:
         self._buffers.send()
         rows = GraphRows.padding(shape.num_tokens)
         batch = rows.batch(tokens, 0, rows.used_pages(page_size))
+        if shape.num_prompts:
+            batch = replace(batch, mode=ForwardMode.MIXED)
         if self._has_states:
             read, written = inputs.states.device.view(2, -1)
             batch = replace(batch, states=(read, written))
@@ -268,7 +271,9 @@ class GraphRunner:
         count, singles = len(rows.request_ids), rows.num_singles
         if not self.fits(count):
             return None
-        if singles == count == len(rows.sampling_rows):
+        # A decode forward of a model of frames is captured for frames: it takes no text tokens.
+        takes_all = self._frame_decoder is None or rows.mode.is_decode
+        if takes_all and singles == count == len(rows.sampling_rows):
             return self.decode_shapes[bisect_left(self._sizes, count)]
         needed = (singles, count - singles, len(rows.token_ids) - singles)
         return next((shape for shape in self.prompt_shapes if shape.has_room(*needed)), None)

@@ -1,10 +1,12 @@
 """`DeviceFrameSampler`: whole frames in one program on the device, which a CUDA graph can capture.
 
-    records    | first code: its candidates may exclude a stop frame's | later codes |
+    records    | first code: its candidates may exclude a stop frame's | later codes | forced |
     program    head's logits ─> code 0 ─> depth decoder ─> logits ─> code 1 ─> …
 
 A sampled code advances its record, so that the codes of a frame get the numbers that `FrameSampler`
-uses. The records of first codes have the index of the frame, by which penalties count.
+uses. The records of first codes have the index of the frame, by which penalties count. Only a model
+with delays has forced codes, and only its requests need their earlier frames on the host. Penalties
+then also count the codes that forced ones have replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
+from llm.memory.transfer import to_device
 from llm.request import SamplingParams, Token
 from llm.sampling.device.records import RECORD, RECORD_WORDS
 from llm.sampling.device.sampler import DevicePlan, DeviceSampler
@@ -27,6 +30,7 @@ from llm.sampling.frames import (
     decode_frames,
     for_first_codes,
     for_later_codes,
+    forced_codes,
 )
 from llm.sampling.logits import TokenMask
 from llm.sampling.rng import skip
@@ -36,8 +40,8 @@ from llm.sampling.sampler import CapturedSampling
 class DeviceFramePlan(NamedTuple):
     """Plans for the first and for the later codes of each row."""
 
-    first: DevicePlan
-    later: DevicePlan
+    halves: tuple[DevicePlan, DevicePlan]
+    forced: np.ndarray | None  # int32 [K, rows], as in `FramePlan`
 
 
 class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
@@ -46,12 +50,12 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
     First codes of `num_histories` penalised requests are kept at once, see `DeviceSampler`.
     """
 
-    may_need_tokens = False
-
     def __init__(
         self, decoder: FrameDecoder, device: torch.device, max_rows: int, num_histories: int
     ) -> None:
-        self._count, size = decoder.shape.num_codebooks, decoder.shape.codebook_size
+        self._shape = shape = decoder.shape
+        self.may_need_tokens = shape.delays is not None
+        count, size = shape.num_codebooks, shape.codebook_size
         self._samplers = [
             DeviceSampler(size, device, max_rows, histories) for histories in (num_histories, 1)
         ]
@@ -67,12 +71,16 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
             return sampler.sample(logits, buffers, records[place]).clone()
 
         def program(logits: Tensor, records: Tensor, states: Tensor | None) -> Tensor:
-            halves = records.view(2, len(logits), RECORD_WORDS)
-            return decode_frames(decoder, logits, states, partial(draw, halves))
+            words, num_rows = records.flatten(), len(logits)
+            end = 2 * num_rows * RECORD_WORDS
+            halves = words[:end].view(2, num_rows, RECORD_WORDS)
+            forced = words[end:].view(count, num_rows) if shape.delays is not None else None
+            return decode_frames(decoder, logits, states, partial(draw, halves), forced)
 
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self._program = program
-        self.captured = CapturedSampling(program, 2 * RECORD_WORDS)
+        forced_words = count if shape.delays is not None else 0
+        self.captured = CapturedSampling(program, 2 * RECORD_WORDS + forced_words)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
@@ -80,8 +88,8 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         self._samplers[0].check(sampling)
 
     def needs_tokens(self, sampling: SamplingParams) -> bool:
-        """See `TokenSampler`."""
-        return False
+        """See `TokenSampler`: forced codes are computed on the host."""
+        return self.may_need_tokens
 
     def prepare(
         self,
@@ -91,27 +99,42 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         mask: TokenMask | None = None,
     ) -> DeviceFramePlan:
         """See `TokenSampler`."""
-        plans = []
-        for place, parameters in enumerate((for_first_codes, for_later_codes)):
-            own = [row._replace(sampling=parameters(row.sampling)) for row in rows]
-            plan = self._samplers[place].prepare(own, step)
+        plans, count = [], self._shape.num_codebooks
+        may_end = self._shape.delays is not None
+        parameters = [
+            [for_first_codes(row.sampling) for row in rows],
+            [for_later_codes(row.sampling, may_end=may_end) for row in rows],
+        ]
+        for place, sampler in enumerate(self._samplers):
+            pairs = zip(rows, parameters[place], strict=True)
+            plan = sampler.prepare([row._replace(sampling=own) for row, own in pairs], step)
             records = plan.records.view(RECORD)
-            passed = records["index"] * (self._count - 1) + place
+            passed = records["index"] * (count - 1) + place
             records["stream"] = skip(records["stream"], passed)
             plans.append(plan)
-        return DeviceFramePlan(*plans)
+        return DeviceFramePlan((plans[0], plans[1]), forced_codes(self._shape, rows, sampled))
 
     def load(self, plan: DeviceFramePlan, records: np.ndarray) -> None:
         """See `TokenSampler`."""
-        halves = records.reshape(2, -1, RECORD_WORDS)
-        for place, half in enumerate(plan):
+        words, num_rows = records.reshape(-1), len(records)
+        end = 2 * num_rows * RECORD_WORDS
+        halves = words[:end].reshape(2, num_rows, RECORD_WORDS)
+        for place, half in enumerate(plan.halves):
             self._samplers[place].write(half, self._buffers[place], halves[place])
+        if plan.forced is not None:
+            forced = words[end:].reshape(-1, num_rows)
+            forced[:] = 0  # the codes of padding rows
+            forced[:, : plan.forced.shape[1]] = plan.forced
 
     def sample(self, logits: Tensor, plan: DeviceFramePlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`."""
-        for place, half in enumerate(plan):
+        for place, half in enumerate(plan.halves):
             self._samplers[place].load(half, self._buffers[place])
-        records = torch.stack([buffers.records[: len(logits)] for buffers in self._buffers])
+        words = [buffers.records[: len(logits)].flatten() for buffers in self._buffers]
+        if plan.forced is not None:
+            forced = to_device(torch.from_numpy(plan.forced), logits.device)
+            words.append(forced.flatten())
+        records = torch.cat(words)
         return self._program(logits, records, states)
 
     def release(self, request_id: str) -> None:

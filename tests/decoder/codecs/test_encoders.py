@@ -22,6 +22,7 @@ from decoder.pcm.resampling import resample
 from tests.decoder.small_codecs import (
     to_safetensors,
     write_dac,
+    write_higgs_audio_v2,
     write_mimi,
     write_neucodec,
     write_qwen3_tts_codec,
@@ -31,6 +32,7 @@ from tests.decoder.small_codecs import (
 
 WRITERS = {
     "dac": write_dac,
+    "higgs_audio_v2_tokenizer": write_higgs_audio_v2,
     "mimi": write_mimi,
     "neucodec": write_neucodec,
     "qwen3_tts_tokenizer_12hz": write_qwen3_tts_codec,
@@ -71,7 +73,7 @@ def reference_codes(codec: Codec, clip: np.ndarray) -> torch.Tensor:
         coarse, middle, fine = codec.reference.encode(torch.from_numpy(clip)[None, None])
         order = (coarse, middle[:, ::2], fine[:, ::4], fine[:, 1::4])
         return torch.cat((*order, middle[:, 1::2], fine[:, 2::4], fine[:, 3::4]))
-    if codec.name in ("dac", "mimi", "qwen3_tts_tokenizer_12hz"):
+    if codec.name not in ("neucodec", "xcodec2"):
         return codec.reference.encode(torch.from_numpy(clip)[None, None]).audio_codes[0]
     import transformers
 

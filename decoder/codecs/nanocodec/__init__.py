@@ -1,0 +1,1 @@
+"""NVIDIA's NanoCodec, the codec of Kani-TTS."""
