@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from llm.pipeline.overlap import OverlapTextGenerationPipeline
     from llm.pipeline.text_generation import TextGenerationPipeline
     from llm.request import (
+        CodeSampling,
         FinishReason,
         Request,
         SamplingParams,
@@ -86,6 +87,7 @@ __all__ = [
     "BatchStats",
     "CapacityError",
     "CheckpointError",
+    "CodeSampling",
     "ConfigError",
     "Engine",
     "EngineSession",
@@ -209,6 +211,7 @@ _HOMES = {
     "llm.pipeline.overlap": ("OverlapTextGenerationPipeline",),
     "llm.pipeline.text_generation": ("TextGenerationPipeline",),
     "llm.request": (
+        "CodeSampling",
         "FinishReason",
         "Request",
         "SamplingParams",

@@ -44,6 +44,18 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CodeSampling:
+    """Parameters for drawing the codes of a frame after the first, see `SamplingParams`."""
+
+    temperature: float = 1.0  # 0 = argmax
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_draw(self)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for sampling the next token. The defaults sample from the model's own
     distribution.
@@ -54,7 +66,9 @@ class SamplingParams:
     of a cycle, so that a sequence that stops consists of whole cycles. `penalty_window` is the
     number of the latest *generated* tokens that the three penalties apply to (0: all). With a
     `json_schema` the output is one JSON document that matches it, ended by a stop id as soon as no
-    other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.)
+    other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.) A model of
+    frames draws the codes after the first with `later_codes` in place of `temperature`, `top_k` and
+    `top_p`; None: with the same.
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -76,6 +90,7 @@ class SamplingParams:
     top_logprobs: int | None = None
     json_schema: str = ""  # a JSON schema as text; empty = free output
     echo: bool = False  # also return log-probabilities of the prompt's tokens
+    later_codes: CodeSampling | None = None
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
@@ -83,10 +98,8 @@ class SamplingParams:
         return tuple(chain(self.allowed_ranges, *self.allowed_cycle))
 
     def __post_init__(self) -> None:
+        _check_draw(self)
         checks = (
-            (math.isfinite(self.temperature) and self.temperature >= 0, "temperature must be ≥ 0"),
-            (self.top_k >= 0, "top_k must be ≥ 0 (0 = off)"),
-            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
             (0 <= self.min_p < 1, "min_p must be in [0, 1)"),
             (
                 math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
@@ -120,6 +133,19 @@ class SamplingParams:
         for holds, message in checks:
             if not holds:
                 raise RequestError(message)
+
+
+def _check_draw(params: SamplingParams | CodeSampling) -> None:
+    """Raise `RequestError` for parameters that no distribution has."""
+    temperature = params.temperature
+    checks = (
+        (math.isfinite(temperature) and temperature >= 0, "temperature must be ≥ 0"),
+        (params.top_k >= 0, "top_k must be ≥ 0 (0 = off)"),
+        (0 < params.top_p <= 1, "top_p must be in (0, 1]"),
+    )
+    for holds, message in checks:
+        if not holds:
+            raise RequestError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +306,10 @@ class RequestRules:
                 f"top_logprobs exceeds the vocabulary of {size}",
             ),
             (abs(request.priority) <= MAX_PRIORITY, f"priority must be within ±{MAX_PRIORITY}"),
+            (
+                self.frames is not None or sampling.later_codes is None,
+                "later_codes is for models of frames",
+            ),
         )
         for holds, message in checks:
             if not holds:

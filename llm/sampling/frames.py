@@ -6,7 +6,7 @@
 
 Code k of frame n is drawn with the number n × K + k of the request's seed. Log-probabilities are
 those of code 0, whose logits are the language model's. Penalties count first codes, and change the
-logits of first codes.
+logits of first codes. `SamplingParams.later_codes` are the parameters of the others.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ class FrameSampler(FrameRules[FramePlan]):
         drawn = uniforms(seeds, numbers).reshape(count, len(rows))
         pairs = zip(rows, already, strict=True)
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
-        others = [candidates(for_later_codes(row.sampling), 0, size) for row in rows]
+        others = [row._replace(sampling=for_later_codes(row.sampling)) for row in rows]
         groups = self._sampler.groups(rows, firsts, drawn[0])
         first = SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
-        groups = self._sampler.groups(rows, others, drawn[0])
+        allowed = [candidates(row.sampling, 0, size) for row in others]
+        groups = self._sampler.groups(others, allowed, drawn[0])
         columns = to_device(torch.from_numpy(drawn[:, :, None]), self._device)
         later = (
             SamplingPlan(len(rows), tuple(_redrawn(group, column) for group in groups), None)
@@ -170,8 +171,13 @@ def for_first_codes(sampling: SamplingParams) -> SamplingParams:
 @lru_cache(maxsize=MAX_KNOWN)
 def for_later_codes(sampling: SamplingParams) -> SamplingParams:
     """Return the parameters of the other codes: none ends a sequence or is penalised."""
+    own = sampling.later_codes or sampling
     return replace(
         sampling,
+        temperature=own.temperature,
+        top_k=own.top_k,
+        top_p=own.top_p,
+        later_codes=None,
         stop_token_ids=(),
         min_tokens=0,
         repetition_penalty=1.0,

@@ -1,7 +1,8 @@
 """Speech by the package qwen-tts: python qwen_tts_reference.py MODEL REQUESTS OUT
 
 PYTHONPATH must name a folder with the package and the transformers that it needs. REQUESTS is a
-JSON list; OUT becomes a file of tensors: the greedy codes and the samples of each request.
+JSON list; OUT becomes a file of tensors: the codes and the samples of each request, with the
+settings of generation_config.json.
 """
 
 from __future__ import annotations
@@ -18,10 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-GREEDY: dict[str, Any] = {
-    "do_sample": False,
-    "subtalker_dosample": False,
-    "repetition_penalty": 1.3,
+LIMITS: dict[str, Any] = {
     "max_new_tokens": 13,  # the last one has no frame
     "non_streaming_mode": True,
 }
@@ -82,10 +80,10 @@ def speak(model: Any, request: dict[str, Any]) -> Any:
         codes = torch.tensor(reference["codes"])
         kept = import_module("qwen_tts.inference.qwen3_tts_model").VoiceClonePromptItem
         item = kept(codes, spoken.detach(), False, True, reference["text"])
-        return model.generate_voice_clone(voice_clone_prompt=[item], **request, **GREEDY)[0][0]
+        return model.generate_voice_clone(voice_clone_prompt=[item], **request, **LIMITS)[0][0]
     if kind == "voice_design":
-        return model.generate_voice_design(**request, **GREEDY)[0][0]
-    return model.generate_custom_voice(**request, **GREEDY)[0][0]
+        return model.generate_voice_design(**request, **LIMITS)[0][0]
+    return model.generate_custom_voice(**request, **LIMITS)[0][0]
 
 
 def main() -> None:
@@ -102,7 +100,8 @@ def main() -> None:
     own.load_speech_tokenizer(codec)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     wrapper = import_module("qwen_tts.inference.qwen3_tts_model").Qwen3TTSModel
-    model = wrapper(own, lambda text, **_: tokenizer(text, return_tensors="pt"))
+    settings = json.loads((folder / "generation_config.json").read_text())
+    model = wrapper(own, lambda text, **_: tokenizer(text, return_tensors="pt"), settings)
     found = {}
     for place, request in enumerate(json.loads(requests.read_text())):
         samples = speak(model, request)

@@ -51,6 +51,13 @@ TALKER: dict[str, Any] = {
 }
 CODES = tuple((place * 5) % SOUNDS for place in range(5 * COUNT))
 INSTRUCTIONS = "Be glad, hello."
+GENERATION: dict[str, Any] = {
+    "do_sample": False,
+    "temperature": 0.9,
+    "repetition_penalty": 1.3,
+    "subtalker_dosample": False,
+    "subtalker_temperature": 0.9,
+}
 
 REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
     "custom_voice": [
@@ -118,6 +125,7 @@ def test_codes_and_samples_are_those_of_the_package(
     shutil.rmtree(folder / "speech_tokenizer")
     write_reference(folder / "speech_tokenizer", num_quantizers=COUNT)
     fill_gaps(folder / "tokenizer.json")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
     requests = tmp_path / "requests.json"
     requests.write_text(json.dumps([request for request, _ in REQUESTS[kind]]))
     program = Path(__file__).with_name("qwen_tts_reference.py")
@@ -149,16 +157,17 @@ def fill_gaps(path: Path) -> None:
 async def spoken(
     folder: Path, voices: list[Voice], kind: str
 ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Return greedy codes and samples of each request, by the service."""
+    """Return greedy codes and samples of each request, by the service.
+
+    The settings are those of generation_config.json.
+    """
     values = {"audio_decoder_config": {"stateful": True, "pcm_format": "f32le"}}
     service = create_service(configured(folder, run_model_test_mode=False, **values))
     synthesizer = service.synthesizer
     assert synthesizer is not None
     found = []
     for voice, (request, _) in zip(voices, REQUESTS[kind], strict=True):
-        sampling = SamplingOverrides(
-            temperature=0.0, repetition_penalty=1.3, max_tokens=COUNT * NUM_FRAMES
-        )
+        sampling = SamplingOverrides(max_tokens=COUNT * NUM_FRAMES)
         asked = SpeechRequest(request["text"], voice=voice, sampling=sampling)
         codes: tuple[int, ...] = ()
         data = b""

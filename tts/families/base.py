@@ -79,7 +79,8 @@ class FamilyTraits:
 
     `codec` is a subfolder of the checkpoint or a registered codec's name, and
     `codec_repository` the repository of a codec that is published separately. `sampling` None
-    means the checkpoint's generation_config.json.
+    means the checkpoint's generation_config.json; with `later_prefix`, the prefix of its keys for
+    the later codebooks, `sampling` is what that file lacks.
     """
 
     codec: str = "codec"
@@ -92,6 +93,7 @@ class FamilyTraits:
     min_codes: int = 1  # of one call
     max_seq_len: int | None = None  # if shorter than the language model's context
     sampling: SamplingParams | None = None
+    later_prefix: str = ""
     ascii_only: bool = False  # the model reads no other letters
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
@@ -204,7 +206,10 @@ class SpeechFamily(ABC):
 
     def sampling(self) -> SamplingParams:
         """Return the default sampling parameters of speech tokens."""
-        return self.traits.sampling or load_sampling_defaults(self.checkpoint.folder)
+        traits, folder = self.traits, self.checkpoint.folder
+        if traits.later_prefix or traits.sampling is None:
+            return load_sampling_defaults(folder, traits.sampling, traits.later_prefix)
+        return traits.sampling
 
     def check_codec(self, spec: CodecSpec, codebook_size: int, codes_per_frame: int = 1) -> None:
         """Raise CheckpointError unless the codec's codes match the language model's."""

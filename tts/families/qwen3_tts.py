@@ -114,6 +114,7 @@ class Qwen3TTSFamily(SpeechFamily):
             max_codes=int(LONGEST_S * FRAMES_PER_SECOND) * count,
             min_codes=MIN_FRAMES * count,
             sampling=SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
+            later_prefix="subtalker_",
             language="",
             invents_voices=not has_names,
             takes_codes=self._kind == BASE,

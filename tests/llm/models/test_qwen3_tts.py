@@ -18,7 +18,14 @@ from llm.errors import CheckpointError, ConfigError, RequestError
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
-from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
+from llm.request import (
+    CodeSampling,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Token,
+    TokenChunk,
+)
 from llm.runner.model_runner import ModelRunner
 from tests.llm.engine.running import running
 from tests.llm.llama_checkpoints import PAGES, batch, float8_checkpoint, pipeline_config, row
@@ -286,6 +293,64 @@ def test_a_device_draws_the_numbers_of_the_host(
     drawn = [frames_of(ask(one, "drawn", MIXED, **values)) for one in (engine, replaying)]
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 20
+
+
+def ranks(folder: Path, prompt: Sequence[Token], frames: Frames) -> list[list[int]]:
+    """Return how many codes the reference finds likelier than each code, given all before it."""
+    model, tokens, found = Reference.read(folder), [*prompt], list[list[int]]()
+    for frame in frames:
+        assert not isinstance(frame, int)
+        logits = model.logits(tokens, frame)
+        found.append(
+            [int((row > row[code]).sum()) for row, code in zip(logits, frame, strict=True)]
+        )
+        tokens.append(frame)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+@pytest.mark.parametrize(
+    ("later", "most"),
+    [(CodeSampling(2.0, top_k=1), 0), (CodeSampling(0.0), 0), (CodeSampling(9.0, top_k=3), 2)],
+)
+def test_later_codes_are_drawn_in_their_own_way(
+    request: pytest.FixtureRequest, folder: Path, kind: str, later: CodeSampling, most: int
+) -> None:
+    """While first codes are drawn from all; a neighbour in the batch draws all codes alike."""
+    engine = request.getfixturevalue(kind)
+    values = {"temperature": 3.0, "seed": 5, "max_tokens": 20, "min_tokens": 20}
+    other = ask(engine, "other", MARKED, **values)
+    frames = frames_of(ask(engine, "own", MIXED, later_codes=later, **values))
+    found = ranks(folder, MIXED, frames)
+    assert max(max(frame[1:]) for frame in found) == most
+    assert max(frame[0] for frame in found) > 5
+    assert max(max(frame[1:]) for frame in ranks(folder, MARKED, frames_of(other))) > 5
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_later_codes_are_drawn_where_the_first_are_not(
+    request: pytest.FixtureRequest, folder: Path, kind: str
+) -> None:
+    """The first code of every frame is the likeliest behind the frames that were drawn."""
+    engine = request.getfixturevalue(kind)
+    values = {"later_codes": CodeSampling(4.0), "max_tokens": 20, "min_tokens": 20}
+    pair = [frames_of(ask(engine, f"s{seed}", MIXED, seed=seed, **values)) for seed in (1, 2)]
+    assert pair[0] != pair[1]
+    assert pair[0] == frames_of(ask(engine, "again", MIXED, seed=1, **values))
+    for frames in pair:
+        found = ranks(folder, MIXED, frames)
+        # Before `min_tokens` the code that ends a sequence is left out.
+        assert max(frame[0] for frame in found) <= 1
+        assert max(max(frame[1:]) for frame in found) > 5
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_later_codes_have_the_limits_of_the_first(values: dict[str, Any]) -> None:
+    for kind in (CodeSampling, SamplingParams):
+        with pytest.raises(RequestError, match=next(iter(values))):
+            kind(**values)
 
 
 def test_a_window_that_a_device_cannot_count_is_refused(replaying: Engine) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from decoder.codecs.qwen3_tts.decoder import codec_spec, read_config
-from llm import CheckpointError, SamplingParams, Token
+from llm import CheckpointError, CodeSampling, SamplingParams, Token
 from tests.decoder.qwen3_tts_reference import DECODER, write_reference
 from tests.llm import qwen3_tts_checkpoints as checkpoints
 from tests.llm.qwen3_tts_checkpoints import Reference, edit_config
@@ -35,7 +35,7 @@ from tests.tts.serving import (
     wav,
 )
 from tts.errors import PreconditionError
-from tts.factory import create_service
+from tts.factory import Service, create_service
 from tts.families.base import Checkpoint, SpeechFamily
 from tts.families.registry import find_family
 from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
@@ -156,6 +156,67 @@ def test_variants_take_what_they_were_trained_on(
     assert (own.takes_instructions, own.takes_codes, own.invents_voices) == traits
 
 
+PUBLISHED = {"do_sample": True, "repetition_penalty": 1.05, "temperature": 0.9, "top_k": 50}
+PUBLISHED |= {"top_p": 1.0, "max_new_tokens": 8192, "subtalker_dosample": True}
+PUBLISHED |= {"subtalker_temperature": 0.9, "subtalker_top_p": 1.0, "subtalker_top_k": 50}
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "later"),
+    [
+        (None, (0.9, 50, 1.0), (0.9, 50, 1.0)),
+        (PUBLISHED, (0.9, 50, 1.0), (0.9, 50, 1.0)),
+        ({"temperature": 0.7, "top_k": 9}, (0.7, 9, 1.0), (0.9, 50, 1.0)),
+        (
+            {"top_p": 0.8, "subtalker_temperature": 0.5, "subtalker_top_k": 7},
+            (0.9, 50, 0.8),
+            (0.5, 7, 1.0),
+        ),
+        ({"subtalker_dosample": False, "subtalker_top_p": 0.9}, (0.9, 50, 1.0), (0.0, 50, 0.9)),
+        ({"do_sample": False}, (0.0, 50, 1.0), (0.9, 50, 1.0)),
+    ],
+)
+def test_each_kind_of_codes_has_settings_of_the_checkpoint(
+    written: Path,
+    tmp_path: Path,
+    values: dict[str, Any] | None,
+    first: tuple[float, int, float],
+    later: tuple[float, int, float],
+) -> None:
+    if values is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    temperature, top_k, top_p = first
+    assert family_of(written, tmp_path).sampling() == SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=1.05,
+        later_codes=CodeSampling(*later),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"subtalker_top_k": "many"}, "subtalker_top_k must be a number"),
+        ({"subtalker_top_p": 0}, r"generation_config.json: top_p must be in \(0, 1\]"),
+    ],
+)
+def test_wrong_settings_are_an_error(
+    written: Path, tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        family_of(written, tmp_path).sampling()
+
+
+def test_settings_of_a_request_hold_for_all_codes() -> None:
+    own = SamplingParams(temperature=0.7, top_k=9, later_codes=CodeSampling(0.5, 7, 0.9))
+    found = SamplingOverrides(temperature=0.0, top_p=0.8, min_p=0.1).over(own)
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.0, 9, 0.8, 0.1)
+    assert found.later_codes == CodeSampling(0.0, 7, 0.8)
+
+
 def test_an_unknown_speaker_is_an_error(written: Path, tmp_path: Path) -> None:
     family = family_of(written, tmp_path)
     with pytest.raises(CheckpointError, match="no speaker bob; there are: vivian, Eric"):
@@ -248,6 +309,40 @@ def test_greedy_codes_are_those_of_the_reference(
     assert len(frames) == 12
     assert penalty is None or frames != model.frames(prompt, 12)
     assert found == tuple(code for frame in frames for code in frame)
+
+
+@on_service
+def test_a_checkpoint_may_choose_the_likeliest_codes(running: Running, tmp_path: Path) -> None:
+    """Both kinds of codes are those of a request with a temperature of 0."""
+    folder = tmp_path / "model"
+    shutil.copytree(running.folder, folder)
+    switches = {"do_sample": False, "subtalker_dosample": False}
+    (folder / "generation_config.json").write_text(json.dumps(switches))
+    own = create_service(configured(folder))
+    sampled = SamplingOverrides(max_tokens=70, seed=1)
+    greedy = SamplingOverrides(max_tokens=70, temperature=0.0)
+    plain, chosen = codes_of(running.service, sampled), codes_of(running.service, greedy)
+    assert len(chosen) == 70
+    assert codes_of(own, sampled) == chosen != plain
+    asyncio.run(own.client.close())
+
+
+def codes_of(service: Service, sampling: SamplingOverrides) -> tuple[int, ...]:
+    """Return the codes of a short text."""
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+
+    async def listen() -> tuple[int, ...]:
+        codes: tuple[int, ...] = ()
+        request = SpeechRequest(
+            "hello.", voice=Voice("vivian", speaker="vivian"), sampling=sampling
+        )
+        async for event in synthesizer.stream(request):
+            if isinstance(event, AudioChunk):
+                codes = event.carry
+        return codes
+
+    return asyncio.run(listen())
 
 
 @on_service
