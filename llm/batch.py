@@ -286,7 +286,7 @@ class ForwardBatch:
     pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
     page_size: int
     input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_rows`
-    positions: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]; [3, T] by section of the rotation, see `RotaryConfig`
     slot_mapping: Tensor  # int64 [T] slots for the keys and values
     # [B] number of best tokens to return; None: no log-probabilities
     top_logprobs_nums: tuple[int, ...] | None = None

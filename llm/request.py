@@ -264,12 +264,16 @@ def paired_token(text_id: int, code: int, text_vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The model's vocabulary, maximum length and stop ids. `frames` None: all tokens are ids."""
+    """The model's vocabulary, maximum length and stop ids. `frames` None: all tokens are ids.
+
+    `media_ids` stand for images and videos, which are not read.
+    """
 
     vocab_size: int
     max_length: int  # prompt and generated tokens
     eos_token_ids: frozenset[Token]
     frames: FrameShape | None = None
+    media_ids: frozenset[int] = frozenset()
 
     def apply(self, request: Request) -> Request:
         """Return the request with the model's stop ids added to its own. Raises `RequestError`."""
@@ -306,6 +310,10 @@ class RequestRules:
                 f"top_logprobs exceeds the vocabulary of {size}",
             ),
             (abs(request.priority) <= MAX_PRIORITY, f"priority must be within ±{MAX_PRIORITY}"),
+            (
+                not self.media_ids or self.media_ids.isdisjoint(ids),
+                "the prompt has an image or a video; the model reads text alone here",
+            ),
             (
                 self.frames is not None or sampling.later_codes is None,
                 "later_codes is for models of frames",
