@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from llm.pipeline.overlap import OverlapTextGenerationPipeline
     from llm.pipeline.text_generation import TextGenerationPipeline
     from llm.request import (
+        VECTOR_WIDTH,
         CodeSampling,
         FinishReason,
         Request,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
+    "VECTOR_WIDTH",
     "Architecture",
     "AttentionBackend",
     "BatchStats",
@@ -211,6 +213,7 @@ _HOMES = {
     "llm.pipeline.overlap": ("OverlapTextGenerationPipeline",),
     "llm.pipeline.text_generation": ("TextGenerationPipeline",),
     "llm.request": (
+        "VECTOR_WIDTH",
         "CodeSampling",
         "FinishReason",
         "Request",

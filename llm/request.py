@@ -16,8 +16,9 @@ from typing import NamedTuple, cast
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
-Token = int | tuple[int, ...]
-"""One position of a sequence: a token id, or a frame, the codes of all K codebooks."""
+Token = int | tuple[int, ...] | bytes
+"""One position of a sequence: a token id; a frame, the codes of all K codebooks; or, in prompts of
+models with `FrameShape.vector_size`, a vector: an embedding as little-endian float32."""
 
 
 def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
@@ -26,10 +27,11 @@ def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
 
 
 def first_codes(tokens: Sequence[Token]) -> list[int]:
-    """Return the first codes of frames; ids are returned as they are."""
+    """Return the first codes of generated frames; ids are returned as they are."""
     return [_first(token) for token in tokens]
 
 
+VECTOR_WIDTH = 4  # bytes of a number of a vector
 MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
@@ -229,7 +231,7 @@ class FrameShape:
     """Tokens of a model of frames: text ids in prompts, and frames of K codes.
 
     `codebook_size` is that of the first codebook. `later_size` is that of the others, which are not
-    larger; 0: the same.
+    larger; 0: the same. Vectors in prompts have `vector_size` numbers; 0: there are none.
     """
 
     num_codebooks: int
@@ -238,16 +240,20 @@ class FrameShape:
     end: tuple[int, ...]  # the frame that ends a sequence
     later_size: int = 0
     ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
+    vector_size: int = 0
 
     def has(self, token: Token) -> bool:
         """Whether a prompt may contain the token."""
         if isinstance(token, int):
             return 0 <= token < self.num_text_ids
+        if isinstance(token, bytes):
+            is_whole = len(token) == VECTOR_WIDTH * self.vector_size > 0
+            return is_whole and all(map(math.isfinite, memoryview(token).cast("f")))
         return self.has_frame(token)
 
     def has_frame(self, token: Token) -> bool:
         """Whether the token is a frame of this shape."""
-        if isinstance(token, int) or len(token) != self.num_codebooks:
+        if isinstance(token, int | bytes) or len(token) != self.num_codebooks:
             return False
         largest = max(token[1:], default=0)
         is_known = min(token) >= 0 and token[0] < self.codebook_size
@@ -338,6 +344,8 @@ class RequestRules:
         if frames.later_size:
             size += f", from the second on below {frames.later_size}"
         text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
+        if text and frames.vector_size:
+            size += f", or a vector of {frames.vector_size} finite numbers"
         return wrong is None, f"{kind} token {wrong} is not {text}{count} codes below {size}"
 
 

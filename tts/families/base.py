@@ -98,6 +98,8 @@ class FamilyTraits:
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
+    # of the speaker of a clip, and of a clip without a transcript nothing else
+    takes_vectors: bool = False
     invents_voices: bool = False  # a call without a prompt has a random speaker
     takes_codes: bool = True  # of a clip in the prompt, or of the beginning of the same sentence
     takes_instructions: bool = False  # `Voice.instructions`

@@ -35,9 +35,9 @@ from tts.ipc.messages import (
     Audio,
     Beat,
     Cancel,
-    Codes,
     Credit,
     Encode,
+    Encoded,
     Failed,
     Farewell,
     FrontEndMessage,
@@ -324,7 +324,7 @@ class EngineServer:
                     async for chunk in chunks:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
-                yield Codes(number, await self._client.encode_prompt(samples))
+                yield Encoded(number, await self._client.encode_prompt(samples))
             case Admit(client=client):
                 async for answer in self._admit(number, client):
                     yield answer

@@ -1,7 +1,7 @@
 """Messages between front ends and the engine, all frozen.
 
     Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
-    Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Codes or Admitted
+    Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Encoded or Admitted
     Credit: number of read items ─▶        ◀─ Failed: the error instead
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
     Goodbye ─▶                             ◀─ Farewell: the engine stops
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from llm import Request, TokenChunk
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.observe.engine_status import EngineStatus
 
 
@@ -141,10 +141,10 @@ class Tokens(Answer, frozen=True):
     chunk: TokenChunk
 
 
-class Codes(Answer, frozen=True):
-    """Codes of a reference clip."""
+class Encoded(Answer, frozen=True):
+    """A reference clip."""
 
-    codes: tuple[int, ...]
+    clip: EncodedClip
 
 
 class Admitted(Answer, frozen=True):
@@ -171,5 +171,5 @@ class Failed(Answer, frozen=True):
 
 FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit
 EngineMessage = (
-    Welcome | Refused | Beat | Farewell | Accepted | Audio | Tokens | Codes | Admitted | Failed
+    Welcome | Refused | Beat | Farewell | Accepted | Audio | Tokens | Encoded | Admitted | Failed
 )

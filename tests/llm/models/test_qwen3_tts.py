@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -49,6 +50,8 @@ from tests.llm.runner.late_stream import LateStream
 NUM_FRAMES = 10
 MARKED: tuple[Token, ...] = (34, 5, 7, paired(PAD, 13), paired(36, 18), paired(9, 12))
 MIXED: tuple[Token, ...] = (*MARKED, (18, 2, 1, 0), (0, 0, 0, 0), 7, (3, 10, 10, 4), paired(PAD, 0))
+VECTORS = torch.randn(2, 48, generator=torch.Generator().manual_seed(0)).numpy()
+HEARD: tuple[Token, ...] = (*MARKED[:4], VECTORS[0].tobytes(), *MARKED[4:])
 LONG: tuple[Token, ...] = tuple((n % CODES, (n * 7) % LATER, 3, n % LATER) for n in range(25))
 PROMPTS: list[tuple[Token, ...]] = [
     MARKED,
@@ -56,6 +59,8 @@ PROMPTS: list[tuple[Token, ...]] = [
     (1,),
     (*MARKED, *LONG, paired(4, 2)),
     (*MARKED, *LONG, paired(4, 3)),
+    HEARD,
+    (*HEARD, *LONG, VECTORS[1].tobytes(), (1, 2, 3, 4), VECTORS[0].tobytes(), 7),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_FRAMES)
 
@@ -94,9 +99,10 @@ def compared(folder: Path, same: Path | None = None) -> float:
     """
     runner, frame = ModelRunner(pipeline_config(folder)), (4, 10, 0, 7)
     runner.initialize()
-    wanted = Reference.read(same or folder).logits(MIXED, frame)
+    prompt = (*MIXED, *HEARD)
+    wanted = Reference.read(same or folder).logits(prompt, frame)
     with torch.inference_mode():
-        outputs = runner.forward(runner.prepare(batch(row(MIXED, PAGES))))
+        outputs = runner.forward(runner.prepare(batch(row(prompt, PAGES))))
         decoder = runner.loaded_model.frame_decoder
         assert decoder is not None
         assert outputs.hidden_states is not None
@@ -405,6 +411,19 @@ def test_adapters_change_the_talker(folder: Path, tmp_path: Path, expected: list
     assert found != expected
 
 
+def test_a_vector_is_a_prefix_of_its_own(folder: Path) -> None:
+    """Numbers that differ in their last bit are another voice."""
+    other = VECTORS[0].copy()
+    other[7] = np.nextafter(other[7], np.float32(9))
+    with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
+        cached = []
+        for name, vector in (("a", VECTORS[0]), ("b", VECTORS[0]), ("c", other)):
+            prompt = (1, 2, 3, 4, vector.tobytes(), 6, 7, 8, 9)
+            last = list(ask(engine, name, prompt))[-1]
+            cached.append(last.cached_prompt_tokens)
+        assert cached == [0, 8, 4]
+
+
 def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> None:
     with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
         cached = []
@@ -421,6 +440,9 @@ def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> No
         (((1, 2, LATER, 1),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
         (((CODES, 2, 3, 1),), {}, "prompt token 0 is not"),
         ((paired(TEXT_IDS - 1, CODES - 1) + 1,), {}, "prompt token 0 is not"),
+        ((VECTORS[0][1:].tobytes(),), {}, "or a vector of 48 finite numbers"),
+        ((1, (VECTORS[0] * np.nan).tobytes()), {}, "prompt token 1 is not"),
+        ((1,), {"stop_token_ids": (VECTORS[0].tobytes(),)}, "stop token 0 is not 4 codes below"),
         ((1,), {"allowed_cycle": (((0, 3),),)}, "does not support allowed_cycle"),
     ],
 )
