@@ -38,7 +38,7 @@ from benchmarks.word_errors import Slips, slips
 from decoder import AudioEncoding, CodecSpec
 from llm import FinishReason, Request, TokenChunk
 from tts.api.load import load_service
-from tts.engine.client import AudioBlock, EngineClient, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineClient, SpeechJob
 from tts.factory import Service
 from tts.observe.engine_status import EngineStatus
 from tts.speech.aligner import Aligner, letter_labels
@@ -131,7 +131,7 @@ class PlantedClient:
     def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         return self.client.generate(request)
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
         return await self.client.encode_prompt(samples)
 
     async def status(self) -> EngineStatus:

@@ -23,7 +23,7 @@ from tests.speech_server import Server, started
 from tts.config.defaults import VOICE_TOKENS, default_values
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.server import ServerConfig
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.factory import connect_service
 from tts.observe.engine_status import EngineStatus
 from tts.processes.child import freeze_garbage
@@ -74,8 +74,8 @@ class StubEngineClient:
     async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        return (0,) * (len(samples) // len(self._samples))
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        return EncodedClip((0,) * (len(samples) // len(self._samples)))
 
     async def status(self) -> EngineStatus:
         return EngineStatus(0, 0, 0, 0, 0, 0, 0)

@@ -18,6 +18,7 @@ from decoder.base import (
     MaskPolicy,
     PcmFormat,
     PrependPromptSpeechTokens,
+    SpeakerEncoder,
     StreamingOptions,
     StreamState,
 )
@@ -57,6 +58,7 @@ from decoder.pcm import (
 from decoder.registry import (
     DecoderArchitecture,
     create_decoder,
+    create_speaker_encoder,
     register_decoder,
     supported_decoders,
     with_graphs,
@@ -98,6 +100,7 @@ __all__ = [
     "Renderer",
     "Resampler",
     "SilenceTrimmer",
+    "SpeakerEncoder",
     "StreamMarker",
     "StreamState",
     "StreamingOptions",
@@ -110,6 +113,7 @@ __all__ = [
     "codec_identity",
     "create_decoder",
     "create_encoder",
+    "create_speaker_encoder",
     "decode_samples",
     "encode_samples",
     "finalize_header",

@@ -318,3 +318,17 @@ class AudioDecoder(ABC):
         Thread-safe; a GPU runs it in parallel with its other streams.
         """
         raise DecoderConfigError(f"codec '{self.spec.name}' has no encoder in this release")
+
+
+class SpeakerEncoder(ABC):
+    """Converts recordings to vectors of their speakers."""
+
+    vector_size: int
+    sample_rate: int
+
+    @abstractmethod
+    def encode(self, samples: np.ndarray) -> bytes:
+        """Return the vector, little-endian float32, of mono float32 [S] at `sample_rate`.
+
+        Thread-safe. Raises AudioFormatError for a clip that is not finite, or too short.
+        """

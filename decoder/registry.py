@@ -13,7 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decoder.base import AudioDecoder, DecoderConfigError, DecoderOptions, StreamingOptions
+from decoder.base import (
+    AudioDecoder,
+    DecoderConfigError,
+    DecoderOptions,
+    SpeakerEncoder,
+    StreamingOptions,
+)
 from decoder.cuda.devices import on_device
 from decoder.options import parse_options
 
@@ -38,6 +44,9 @@ _DECODERS = {
     "source_filter": "decoder.codecs.source_filter.decoder:SourceFilterDecoder",
     "xcodec2": "decoder.codecs.xcodec2.decoder:Xcodec2Decoder",
 }
+
+
+_SPEAKER_ENCODER = "decoder.codecs.qwen3_tts.speaker_encoder:Qwen3TTSSpeakerEncoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,17 @@ def create_decoder(
     return decoder
 
 
+def create_speaker_encoder(folder: Path, device: str = "cpu") -> SpeakerEncoder:
+    """Create the speaker encoder in a language model's folder: that of Qwen3-TTS Base.
+
+    Raises DecoderConfigError naming a tensor that is missing, or a key that is invalid.
+    """
+    module, _, class_name = _SPEAKER_ENCODER.partition(":")
+    with on_device(device):
+        encoder: SpeakerEncoder = getattr(import_module(module), class_name).load(folder, device)
+    return encoder
+
+
 class CodecFiles(NamedTuple):
     """Name, config.json and weights of a codec, as in `CodecSource`."""
 
@@ -141,7 +161,7 @@ def find_files(folder_or_name: str | Path, weights: str = "") -> CodecFiles:
     config, prefix = read_json(folder / CONFIG_FILE), ""
     own = _find_weights(weights, folder)
     if isinstance(config.get(NESTED_CONFIG), dict):  # a language model that contains its codec
-        prefix, own = NESTED_PREFIX, own if weights else _shared_weights(folder, config)
+        prefix, own = NESTED_PREFIX, own if weights else shared_weights(folder, config)
         config = config[NESTED_CONFIG]
     name = _name_in(config, folder / CONFIG_FILE)
     _check_name(name)
@@ -241,7 +261,7 @@ def _find_weights(weights: str, folder: Path | None) -> Path | None:
     return _weights_in(folder) if folder is not None else None
 
 
-def _shared_weights(folder: Path, config: Mapping[str, Any]) -> Path | None:
+def shared_weights(folder: Path, config: Mapping[str, Any]) -> Path | None:
     """Return the file, or the index of the files, of a language model's weights."""
     named = Path(str(config.get("transformers_weights") or "")).name
     files = (folder / name for name in (named, WEIGHTS_FILE, INDEX_FILE) if name)

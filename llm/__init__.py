@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from llm.pipeline.overlap import OverlapTextGenerationPipeline
     from llm.pipeline.text_generation import TextGenerationPipeline
     from llm.request import (
+        VECTOR_WIDTH,
+        CodeSampling,
         FinishReason,
         Request,
         SamplingParams,
@@ -84,11 +86,13 @@ if TYPE_CHECKING:
     from llm.structured.grammar import TokenSpelling, check_json_schema
 
 __all__ = [
+    "VECTOR_WIDTH",
     "Architecture",
     "AttentionBackend",
     "BatchStats",
     "CapacityError",
     "CheckpointError",
+    "CodeSampling",
     "ConfigError",
     "Engine",
     "EngineSession",
@@ -219,6 +223,8 @@ _HOMES = {
     "llm.pipeline.overlap": ("OverlapTextGenerationPipeline",),
     "llm.pipeline.text_generation": ("TextGenerationPipeline",),
     "llm.request": (
+        "VECTOR_WIDTH",
+        "CodeSampling",
         "FinishReason",
         "Request",
         "SamplingParams",

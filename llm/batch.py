@@ -286,11 +286,12 @@ class ForwardBatch:
     pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
     page_size: int
     input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_rows`
-    positions: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]; [3, T] by section of the rotation, see `RotaryConfig`
     slot_mapping: Tensor  # int64 [T] slots for the keys and values
     # [B] number of best tokens to return; None: no log-probabilities
     top_logprobs_nums: tuple[int, ...] | None = None
     row_pages: RowPages | None = None  # arrays of `pages` and `context_lens`, where available
+    vectors: Tensor | None = None  # float32 [n, H] of the tokens that are vectors, in order
     # int64 [B] slots of recurrent states that the rows read and write; None: those of `pages`
     states: tuple[Tensor, Tensor] | None = None
 
@@ -336,10 +337,21 @@ class ForwardBatch:
 
 
 def frame_rows(tokens: Sequence[Token], num_codebooks: int) -> np.ndarray:
-    """Return int64 [T, K]: the codes of frames, or text tokens followed by `NO_CODE`s."""
+    """Return int64 [T, K]: the codes of frames, text tokens followed by `NO_CODE`s, or of a vector
+    `NO_CODE`s alone.
+    """
     rest = (NO_CODE,) * (num_codebooks - 1)
-    rows = [(token, *rest) if isinstance(token, int) else token for token in tokens]
+    rows = [
+        token if isinstance(token, tuple) else (token if isinstance(token, int) else NO_CODE, *rest)
+        for token in tokens
+    ]
     return np.array(rows, dtype=np.int64).reshape(-1, num_codebooks)
+
+
+def vectors_of(tokens: Sequence[Token]) -> np.ndarray | None:
+    """Return float32 [n, H]: the vectors among the tokens, in order; None if there are none."""
+    found = [token for token in tokens if isinstance(token, bytes)]
+    return np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1) if found else None
 
 
 def host_tokens(tokens: Tensor) -> list[Token]:

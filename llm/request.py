@@ -17,8 +17,9 @@ from llm.delays import FrameDelays
 from llm.errors import RequestError
 
 IdRange = tuple[int, int]
-Token = int | tuple[int, ...]
-"""One position of a sequence: a token id, or a frame, the codes of all K codebooks."""
+Token = int | tuple[int, ...] | bytes
+"""One position of a sequence: a token id; a frame, the codes of all K codebooks; or, in prompts of
+models with `FrameShape.vector_size`, a vector: an embedding as little-endian float32."""
 
 
 def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
@@ -27,10 +28,11 @@ def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
 
 
 def first_codes(tokens: Sequence[Token]) -> list[int]:
-    """Return the first codes of frames; ids are returned as they are."""
+    """Return the first codes of generated frames; ids are returned as they are."""
     return [_first(token) for token in tokens]
 
 
+VECTOR_WIDTH = 4  # bytes of a number of a vector
 MAX_PRIORITY = 1000  # largest absolute value
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
@@ -45,6 +47,18 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CodeSampling:
+    """Parameters for drawing the codes of a frame after the first, see `SamplingParams`."""
+
+    temperature: float = 1.0  # 0 = argmax
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_draw(self)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for sampling the next token. The defaults sample from the model's own
     distribution.
@@ -55,7 +69,9 @@ class SamplingParams:
     of a cycle, so that a sequence that stops consists of whole cycles. `penalty_window` is the
     number of the latest *generated* tokens that the three penalties apply to (0: all). With a
     `json_schema` the output is one JSON document that matches it, ended by a stop id as soon as no
-    other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.)
+    other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.) A model of
+    frames draws the codes after the first with `later_codes` in place of `temperature`, `top_k` and
+    `top_p`; None: with the same.
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -77,6 +93,7 @@ class SamplingParams:
     top_logprobs: int | None = None
     json_schema: str = ""  # a JSON schema as text; empty = free output
     echo: bool = False  # also return log-probabilities of the prompt's tokens
+    later_codes: CodeSampling | None = None
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
@@ -84,10 +101,8 @@ class SamplingParams:
         return tuple(chain(self.allowed_ranges, *self.allowed_cycle))
 
     def __post_init__(self) -> None:
+        _check_draw(self)
         checks = (
-            (math.isfinite(self.temperature) and self.temperature >= 0, "temperature must be ≥ 0"),
-            (self.top_k >= 0, "top_k must be ≥ 0 (0 = off)"),
-            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
             (0 <= self.min_p < 1, "min_p must be in [0, 1)"),
             (
                 math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
@@ -121,6 +136,19 @@ class SamplingParams:
         for holds, message in checks:
             if not holds:
                 raise RequestError(message)
+
+
+def _check_draw(params: SamplingParams | CodeSampling) -> None:
+    """Raise `RequestError` for parameters that no distribution has."""
+    temperature = params.temperature
+    checks = (
+        (math.isfinite(temperature) and temperature >= 0, "temperature must be ≥ 0"),
+        (params.top_k >= 0, "top_k must be ≥ 0 (0 = off)"),
+        (0 < params.top_p <= 1, "top_p must be in (0, 1]"),
+    )
+    for holds, message in checks:
+        if not holds:
+            raise RequestError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +232,8 @@ class FrameShape:
     """Tokens of a model of frames: text ids in prompts, and frames of K codes.
 
     `codebook_size` is that of the first codebook. `later_size` is that of the others, which are not
-    larger; 0: the same. Raises `ValueError` for delays that do not fit the codebooks.
+    larger; 0: the same. Vectors in prompts have `vector_size` numbers; 0: there are none. Raises
+    `ValueError` for delays that do not fit the codebooks.
     """
 
     num_codebooks: int
@@ -213,6 +242,7 @@ class FrameShape:
     end: tuple[int, ...]  # the frame that ends a sequence
     later_size: int = 0
     ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
+    vector_size: int = 0
     delays: FrameDelays | None = None  # None: a position has the codes of one audio frame
 
     def __post_init__(self) -> None:
@@ -229,11 +259,14 @@ class FrameShape:
         """Whether a prompt may contain the token."""
         if isinstance(token, int):
             return 0 <= token < self.num_text_ids
+        if isinstance(token, bytes):
+            is_whole = len(token) == VECTOR_WIDTH * self.vector_size > 0
+            return is_whole and all(map(math.isfinite, memoryview(token).cast("f")))
         return self.has_frame(token)
 
     def has_frame(self, token: Token) -> bool:
         """Whether the token is a frame of this shape."""
-        if isinstance(token, int) or len(token) != self.num_codebooks:
+        if isinstance(token, int | bytes) or len(token) != self.num_codebooks:
             return False
         largest = max(token[1:], default=0)
         is_known = min(token) >= 0 and token[0] < self.codebook_size
@@ -250,12 +283,16 @@ def paired_token(text_id: int, code: int, text_vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The model's vocabulary, maximum length and stop ids. `frames` None: all tokens are ids."""
+    """The model's vocabulary, maximum length and stop ids. `frames` None: all tokens are ids.
+
+    `media_ids` stand for images and videos, which are not read.
+    """
 
     vocab_size: int
     max_length: int  # prompt and generated tokens
     eos_token_ids: frozenset[Token]
     frames: FrameShape | None = None
+    media_ids: frozenset[int] = frozenset()
 
     def apply(self, request: Request) -> Request:
         """Return the request with the model's stop ids added to its own. Raises `RequestError`."""
@@ -292,6 +329,14 @@ class RequestRules:
                 f"top_logprobs exceeds the vocabulary of {size}",
             ),
             (abs(request.priority) <= MAX_PRIORITY, f"priority must be within ±{MAX_PRIORITY}"),
+            (
+                not self.media_ids or self.media_ids.isdisjoint(ids),
+                "the prompt has an image or a video; the model reads text alone here",
+            ),
+            (
+                self.frames is not None or sampling.later_codes is None,
+                "later_codes is for models of frames",
+            ),
         )
         for holds, message in checks:
             if not holds:
@@ -312,6 +357,8 @@ class RequestRules:
         if frames.later_size:
             size += f", from the second on below {frames.later_size}"
         text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
+        if text and frames.vector_size:
+            size += f", or a vector of {frames.vector_size} finite numbers"
         return wrong is None, f"{kind} token {wrong} is not {text}{count} codes below {size}"
 
 

@@ -33,11 +33,11 @@ from tts.engine.client import EngineInfo
 from tts.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from decoder import AudioDecoder, CodecSpec, PromptAudioLimits
+    from decoder import AudioDecoder, CodecSpec, PromptAudioLimits, SpeakerEncoder
     from tts.config.pipeline import AudioGenerationConfig
     from tts.config.server import ServerConfig
     from tts.engine.client import EngineClient
-    from tts.engine.local_client import LocalEngineClient
+    from tts.engine.local_client import LocalEngineClient, StreamLimits
     from tts.families.base import Checkpoint, SpeechFamily
     from tts.families.prompt import PromptBuilder
     from tts.speech.run import SynthesisSettings
@@ -193,7 +193,7 @@ def create_engine_client(
     from decoder import with_graphs
     from llm import Profiler, create_engine, set_product_threads, with_text_encoding
     from tts.config.pipeline import streaming_options
-    from tts.engine.local_client import LocalEngineClient, StreamLimits
+    from tts.engine.local_client import LocalEngineClient
     from tts.families.registry import find_family
 
     if config.model.on_cpu:
@@ -205,30 +205,26 @@ def create_engine_client(
     if decoder:  # before the language model takes the rest of a GPU's memory
         streaming = streaming_options(config, decoder.spec.recommended)
         decoder = with_graphs(decoder, streaming)
+    speakers = _speaker_encoder(config, family, decoder.spec) if family and decoder else None
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     # Speech is played while it is generated, so its tokens should arrive one by one.
     config = with_text_encoding(config) if family is None else config.planning_ahead()
     engine = create_engine(config, checkpoint.tokenizer, on_ranks_lost)
-    limits = StreamLimits()
-    if server is not None:
-        reader_timeout_s = server.slow_reader_timeout_s * READER_PATIENCE
-        limits = StreamLimits(
-            reader_timeout_s=reader_timeout_s, step_timeout_s=server.step_timeout_s
-        )
     client = LocalEngineClient(
         engine,
         decoder,
         vocabulary,
-        limits,
+        _stream_limits(server),
         streaming=streaming,
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
         linear_layers=config.running_plan.linear_layers if config.running_plan else (),
     )
+    client.speakers = speakers
     info = EngineInfo(
         codec=client.codec,
         max_seq_len=min(engine.pipeline.max_seq_len, config.max_length or 2**31),
         raw_encoding=_raw_encoding(decoder),
-        voice_codec=_voice_codec(config, server, family, decoder),
+        voice_codec=_voice_codec(config, server, family, decoder, speakers),
     )
     return client, info
 
@@ -353,19 +349,53 @@ def _decoder(config: AudioGenerationConfig, family: SpeechFamily) -> AudioDecode
     )
 
 
+def _stream_limits(server: ServerConfig | None) -> StreamLimits:
+    from tts.engine.local_client import StreamLimits
+
+    if server is None:
+        return StreamLimits()
+    return StreamLimits(
+        reader_timeout_s=server.slow_reader_timeout_s * READER_PATIENCE,
+        step_timeout_s=server.step_timeout_s,
+    )
+
+
+def _speaker_encoder(
+    config: AudioGenerationConfig, family: SpeechFamily, spec: CodecSpec
+) -> SpeakerEncoder | None:
+    """Return the encoder of a model that reads vectors of speakers."""
+    from decoder import create_speaker_encoder
+
+    if not family.traits.takes_vectors:
+        return None
+    folder = family.checkpoint.folder
+    encoder = create_speaker_encoder(folder, config.model.device_specs[0])
+    if encoder.sample_rate != spec.sample_rate:
+        raise CheckpointError(
+            f"{folder}: the speaker encoder reads {encoder.sample_rate} samples a second, the "
+            f"codec {spec.sample_rate}"
+        )
+    return encoder
+
+
 def _voice_codec(
     config: AudioGenerationConfig,
     server: ServerConfig | None,
     family: SpeechFamily | None,
     decoder: AudioDecoder | None,
+    speakers: SpeakerEncoder | None,
 ) -> str:
-    """Return the identity of the codec of voices that are kept; empty where none are."""
+    """Return the identity of the codec of voices that are kept; empty where none are.
+
+    Models with the same codec may have vectors of speakers of different sizes, or none.
+    """
     from decoder import codec_identity
 
     if server is None or server.voice_folder is None or family is None or decoder is None:
         return ""
     source = _codec_source(config, family)
-    return codec_identity(source, config.audio_decoder_weights, decoder.spec)
+    identity = codec_identity(source, config.audio_decoder_weights, decoder.spec)
+    return identity if speakers is None else f"{identity}+{speakers.vector_size}"
 
 
 def _codec_source(config: AudioGenerationConfig, family: SpeechFamily) -> str | Path:

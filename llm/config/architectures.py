@@ -122,6 +122,12 @@ _architectures |= {
 }
 
 
+_architectures |= {
+    name: Architecture(name, "llm.models.qwen2_vl:Qwen2VLModel", supports_empty_batches=True)
+    for name in ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+}
+
+
 FALLBACK = Architecture(
     "AutoModelForCausalLM",
     "llm.models.auto:AutoModel",

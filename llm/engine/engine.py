@@ -73,6 +73,7 @@ class Engine:
             max_length=min(pipeline.max_seq_len, scheduler.max_length),
             eos_token_ids=frozenset(pipeline.eos_token_ids),
             frames=pipeline.frames,
+            media_ids=pipeline.media_ids,
         )
         # Guards those of the fields below that other threads access.
         self._condition = threading.Condition()

@@ -238,10 +238,19 @@ class Rotary:
 
     def __init__(self, config: RotaryConfig, num_positions: int, device: torch.device) -> None:
         self._rotations = config.rotations(num_positions).unsqueeze(1).to(device)
+        self._sections = config.sections
 
     def at(self, positions: Tensor) -> Tensor:
-        """Return rotations [T, 1, D/2] of positions [T]."""
-        return self._rotations[positions]
+        """Return rotations [T, 1, D/2] of positions [T], or of [3, T] by section.
+
+        Raises `ValueError` for positions by section of a model that has no sections, or others.
+        """
+        if positions.dim() == 1:
+            return self._rotations[positions]
+        if self._sections is None:
+            raise ValueError("the model's rotation has no sections: a token has one position")
+        table = self._rotations.split(self._sections, dim=-1)
+        return torch.cat([part[own] for part, own in zip(table, positions, strict=True)], dim=-1)
 
 
 def rotate_(x: Tensor, rotations: Tensor) -> None:

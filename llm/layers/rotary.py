@@ -21,12 +21,15 @@ class RotaryConfig:
     """Frequencies theta^(−2i/D), with an optional scaling.
 
     With `rotated_dim` only the first dimensions of a head are rotated, as a head of that size.
+    `sections` are the numbers of pairs, one after the other, that turn by the position in time, in
+    height and in width (M-RoPE, Wang et al. 2024); None: all by one position.
     """
 
     head_dim: int
     theta: float = 10000.0
     scaling: RotaryScaling | None = None
     rotated_dim: int | None = None
+    sections: tuple[int, ...] | None = None
 
     def rotations(self, num_positions: int) -> Tensor:
         """Return complex64 [num_positions, D/2]: the factor of each pair of a head."""

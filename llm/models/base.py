@@ -92,6 +92,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         lora = pipeline_config.lora
         self.frame_decoder: FrameDecoder | None = None
         """Decoder of a frame's further codes; None for models of one token per position."""
+        self.media_ids: frozenset[int] = frozenset()
+        """Ids that stand for images and videos, which no prompt can have."""
         self.states: StatePool | None = None
         """Recurrent states, set by the runner before the first forward; None without any."""
         self.lora_manager: LoRAManager | None = None

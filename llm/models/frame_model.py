@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.batch import NO_CODE, ModelInputs, ReturnHiddenStates
+from llm.batch import NO_CODE, ForwardBatch, ModelInputs, ReturnHiddenStates
 from llm.config import PipelineConfig
 from llm.errors import CheckpointError
 from llm.layers.depth import DepthTransformer
@@ -65,6 +65,13 @@ class FrameModel(LlamaModel):
         if ids.dim() != 2:
             raise ValueError("a model of frames takes ids [T, K], see `llm.batch.frame_rows`")
         return self._frame_embedding(ids)
+
+    def layer_inputs(self, batch: ForwardBatch) -> Tensor:
+        """See `LlamaModel`: a vector is added to what its position has besides."""
+        x = super().layer_inputs(batch)
+        if batch.vectors is not None:
+            x[batch.input_ids[:, 0] == NO_CODE] += batch.vectors.to(x.dtype)
+        return x
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
         """Return the normalised states [S, hidden] of the sampled tokens."""

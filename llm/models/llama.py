@@ -166,9 +166,13 @@ class LlamaModel(CausalModel):
             return self._embedding(ids)
         return sharded_embedding(self._embedding, ids, self.group)
 
+    def layer_inputs(self, batch: ForwardBatch) -> Tensor:
+        """Return the inputs [T, hidden] of the layers, which these overwrite."""
+        return self.embed(batch.input_ids)
+
     def hidden_states(self, batch: ForwardBatch, cache: KVCacheInputs) -> Tensor:
         """See `CausalModel`."""
-        x = self.embed(batch.input_ids)
+        x = self.layer_inputs(batch)
         rotations = self._rotary.at(batch.positions)
         for layer in self._layers:
             layer(x, rotations, cache)

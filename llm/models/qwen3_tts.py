@@ -3,6 +3,7 @@
     text id             projected text embedding                      ─┐  talker ─> head ─> code 0
     text id + code      the same plus the embedding of a first code   ─┤     └ code predictor
     frame of K codes    sum of their embeddings plus that of tts_pad  ─┘        ─> codes 1 …
+    vector              a speaker's, plus the text embedding of tts_pad
 
 The talker is a Qwen3, the code predictor a small one. The first codebook has more codes than the
 others: names of speakers and languages, and marks, one of which ends a sequence. The whole text is
@@ -59,13 +60,14 @@ class TalkerEmbedding:
         self.codes = self._table[len(text) : self._nothing]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the sums."""
+        """Return the sums; of a vector those of the rest of its position."""
         rows = torch.where(ids == NO_CODE, self._nothing, ids + self._starts)
         is_frame = ids[:, 1] != NO_CODE
+        has_text = ~is_frame & (ids[:, 0] != NO_CODE)
         pair = ids[:, 0] // self._num_text  # 0: no code
         paired = torch.where(pair > 0, self._num_text - 1 + pair, self._nothing)
         rows[:, 0] = torch.where(is_frame, rows[:, 0], paired)
-        text = torch.where(is_frame, self._pad_id, ids[:, 0] % self._num_text)
+        text = torch.where(has_text, ids[:, 0] % self._num_text, self._pad_id)
         return F.embedding_bag(torch.cat([text[:, None], rows], 1), self._table, mode="sum")
 
 
@@ -134,7 +136,10 @@ class Qwen3TTSModel(DepthModel):
             if not holds:
                 raise CheckpointError(f"{path}: {message}")
         stop = (end, *(0 for _ in range(count - 1)))
-        return FrameShape(count, size, num_text, stop, later, ends_at_first_code=True)
+        hidden = talker.size("hidden_size")
+        return FrameShape(
+            count, size, num_text, stop, later, ends_at_first_code=True, vector_size=hidden
+        )
 
     def load_weights(self) -> None:
         """See `PipelineModel`. Codebooks are counted before any weight is read."""

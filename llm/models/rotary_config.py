@@ -18,20 +18,23 @@ from llm.layers.rotary import (
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
 
 ORIGINAL = "original_max_position_embeddings"
+NUM_SECTIONS = 3  # time, height, width
 
 
 def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
     """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
-    Raises `CheckpointError` naming an unknown type or a missing key.
+    The type "mrope" is the default one with sections. Raises `CheckpointError` naming an unknown
+    type or a missing key.
     """
     keys = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(keys, dict):
         raise CheckpointError(f"{config.path}: rotary scaling must be an object, not {keys!r}")
     theta = float(keys.get("rope_theta") or config.number("rope_theta", 10000.0))
     kind = keys.get("rope_type") or keys.get("type") or "default"
-    if kind == "default":
-        return RotaryConfig(shape.head_dim, theta)
+    sections = _sections(config, keys, shape)
+    if kind == "default" or (kind == "mrope" and sections is not None):
+        return RotaryConfig(shape.head_dim, theta, sections=sections)
     if kind not in _SCALINGS:
         raise CheckpointError(
             f"{config.path}: rotary scaling '{kind}' is not supported; "
@@ -39,11 +42,35 @@ def read_rotary(config: HuggingFaceConfig, shape: ModelShape) -> RotaryConfig:
         )
     given = {key: value for key, value in keys.items() if value is not None}
     try:
-        return RotaryConfig(shape.head_dim, theta, _SCALINGS[kind](given, shape.max_positions))
+        scaling = _SCALINGS[kind](given, shape.max_positions)
+        return RotaryConfig(shape.head_dim, theta, scaling, sections=sections)
     except KeyError as error:
         raise CheckpointError(f"{config.path}: rotary scaling '{kind}' has no {error}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{config.path}: rotary scaling '{kind}': {error}") from error
+
+
+def _sections(
+    config: HuggingFaceConfig, keys: Mapping[str, Any], shape: ModelShape
+) -> tuple[int, ...] | None:
+    """Return `mrope_section`; None without it, and if the pairs of the sections alternate.
+
+    Alternating sections are known for texts alone, which have one position.
+    """
+    given = keys.get("mrope_section")
+    if given is None or keys.get("interleaved") or keys.get("mrope_interleaved"):
+        return None
+    is_known = isinstance(given, list) and len(given) == NUM_SECTIONS
+    if not is_known or any(type(size) is not int or size < 1 for size in given):
+        raise CheckpointError(
+            f"{config.path}: mrope_section={given!r} must be {NUM_SECTIONS} numbers above 0"
+        )
+    if sum(given) != shape.head_dim // 2:
+        raise CheckpointError(
+            f"{config.path}: mrope_section={given!r} must add up to {shape.head_dim // 2}, the "
+            "pairs of a head"
+        )
+    return tuple(given)
 
 
 def _linear(keys: Mapping[str, Any], max_positions: int) -> RotaryScaling:

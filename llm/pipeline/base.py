@@ -139,6 +139,11 @@ class TextGenerationPipelineInterface(ABC):
         return self.runner.frames
 
     @property
+    def media_ids(self) -> frozenset[int]:
+        """Ids that stand for images and videos, which the model does not see."""
+        return self.runner.loaded_model.media_ids
+
+    @property
     def max_seq_len(self) -> int:
         """Maximum number of tokens of one sequence, prompt and generated."""
         return self.runner.context_len

@@ -33,6 +33,7 @@ from llm.batch import (
     ScheduledBatch,
     ScheduledRow,
     frame_rows,
+    vectors_of,
 )
 from llm.config import ModelConfig, PipelineConfig, default_config
 from llm.errors import ConfigError
@@ -517,6 +518,7 @@ def batch_of_rows(
     places = _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
     numbers = np.array([*columns, *places], dtype=np.int64)
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
+    vectors = None if num_ids == 1 else vectors_of(tokens)
     return ForwardBatch(
         mode=mode,
         request_ids=tuple(row.request_id for row in rows),
@@ -527,6 +529,7 @@ def batch_of_rows(
         input_ids=ids[0] if num_ids == 1 else torch.stack(ids, dim=1),
         positions=positions,
         slot_mapping=slot_mapping,
+        vectors=None if vectors is None else to_device(torch.tensor(vectors), device),
     )
 
 

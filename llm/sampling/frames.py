@@ -6,8 +6,9 @@
 
 Code k of frame n is drawn with the number n × K + k of the request's seed. Log-probabilities are
 those of code 0, whose logits are the language model's. Penalties count first codes, and change the
-logits of first codes. Where the model's delays force a code it replaces the one that was drawn,
-before the next code of the frame is decoded; a request's earlier frames then must be known.
+logits of first codes. `SamplingParams.later_codes` are the parameters of the others. Where the
+model's delays force a code it replaces the one that was drawn, before the next code of the frame is
+decoded; a request's earlier frames then must be known.
 """
 
 from __future__ import annotations
@@ -96,12 +97,14 @@ class FrameSampler(FrameRules[FramePlan]):
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
         may_end = self.shape.delays is not None
         others = [
-            candidates(for_later_codes(row.sampling, may_end=may_end), done, size)
-            for row, done in zip(rows, already, strict=True)
+            row._replace(sampling=for_later_codes(row.sampling, may_end=may_end)) for row in rows
         ]
         groups = self._sampler.groups(rows, firsts, drawn[0])
         first = SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
-        groups = self._sampler.groups(rows, others, drawn[0])
+        allowed = [
+            candidates(row.sampling, done, size) for row, done in zip(others, already, strict=True)
+        ]
+        groups = self._sampler.groups(others, allowed, drawn[0])
         columns = to_device(torch.from_numpy(drawn[:, :, None]), self._device)
         later = (
             SamplingPlan(len(rows), tuple(_redrawn(group, column) for group in groups), None)
@@ -213,12 +216,17 @@ def for_later_codes(sampling: SamplingParams, *, may_end: bool) -> SamplingParam
     `may_end`: with delays any codebook may be the first to end, else none of the others ends a
     sequence.
     """
+    own = sampling.later_codes or sampling
     if may_end:
         sampling = for_first_codes(sampling)
     else:
         sampling = replace(sampling, stop_token_ids=(), min_tokens=0)
     return replace(
         sampling,
+        temperature=own.temperature,
+        top_k=own.top_k,
+        top_p=own.top_p,
+        later_codes=None,
         repetition_penalty=1.0,
         frequency_penalty=0.0,
         presence_penalty=0.0,

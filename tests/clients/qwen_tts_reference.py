@@ -1,7 +1,8 @@
 """Speech by the package qwen-tts: python qwen_tts_reference.py MODEL REQUESTS OUT
 
 PYTHONPATH must name a folder with the package and the transformers that it needs. REQUESTS is a
-JSON list; OUT becomes a file of tensors: the greedy codes and the samples of each request.
+JSON list; OUT becomes a file of tensors: the codes and the samples of each request, with the
+settings of generation_config.json.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-GREEDY: dict[str, Any] = {
-    "do_sample": False,
-    "subtalker_dosample": False,
-    "repetition_penalty": 1.3,
+LIMITS: dict[str, Any] = {
     "max_new_tokens": 13,  # the last one has no frame
     "non_streaming_mode": True,
 }
@@ -47,12 +46,10 @@ def leave_out(*names: str) -> None:
         sys.modules[name] = module
 
 
-def load(kind: Any, config: Any, folder: Path, *, missing: str = "") -> Any:
-    """Return a model with all weights of a folder, float32; those under `missing` may lack."""
+def load(kind: Any, config: Any, folder: Path) -> Any:
+    """Return a model with all weights of a folder, float32."""
     model = kind(config)
-    left, unknown = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-    wrong = [name for name in left if not (missing and name.startswith(missing))] + unknown
-    assert not wrong, wrong
+    model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()
 
 
@@ -78,14 +75,16 @@ def speak(model: Any, request: dict[str, Any]) -> Any:
     reference = request.pop("reference", None)
     kind = model.model.tts_model_type
     if reference is not None:
-        spoken = model.model.talker.get_input_embeddings().weight[reference["speaker"]]
-        codes = torch.tensor(reference["codes"])
+        samples = np.load(reference["recording"])
+        vector = model.model.extract_speaker_embedding(samples, 24_000)
+        text = reference.get("text")
+        codes = torch.tensor(reference["codes"]) if text else None
         kept = import_module("qwen_tts.inference.qwen3_tts_model").VoiceClonePromptItem
-        item = kept(codes, spoken.detach(), False, True, reference["text"])
-        return model.generate_voice_clone(voice_clone_prompt=[item], **request, **GREEDY)[0][0]
+        item = kept(codes, vector, text is None, text is not None, text)
+        return model.generate_voice_clone(voice_clone_prompt=[item], **request, **LIMITS)[0][0]
     if kind == "voice_design":
-        return model.generate_voice_design(**request, **GREEDY)[0][0]
-    return model.generate_custom_voice(**request, **GREEDY)[0][0]
+        return model.generate_voice_design(**request, **LIMITS)[0][0]
+    return model.generate_custom_voice(**request, **LIMITS)[0][0]
 
 
 def main() -> None:
@@ -97,12 +96,13 @@ def main() -> None:
     models = import_module("qwen_tts.core.models")
     torch.set_num_threads(1)
     config = models.Qwen3TTSConfig(**json.loads((folder / "config.json").read_text()))
-    own = load(models.Qwen3TTSForConditionalGeneration, config, folder, missing="speaker_encoder.")
+    own = load(models.Qwen3TTSForConditionalGeneration, config, folder)
     codec = Codec(folder / "speech_tokenizer")
     own.load_speech_tokenizer(codec)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     wrapper = import_module("qwen_tts.inference.qwen3_tts_model").Qwen3TTSModel
-    model = wrapper(own, lambda text, **_: tokenizer(text, return_tensors="pt"))
+    settings = json.loads((folder / "generation_config.json").read_text())
+    model = wrapper(own, lambda text, **_: tokenizer(text, return_tensors="pt"), settings)
     found = {}
     for place, request in enumerate(json.loads(requests.read_text())):
         samples = speak(model, request)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decoder import create_speaker_encoder
 from tests.decoder.qwen3_tts_reference import write_reference
+from tests.decoder.speaker_encoders import CONFIG as ENCODER
 from tests.tts.family_checkpoints import write_qwen3_tts_family
 from tests.tts.family_services import configured
+from tests.tts.serving import hum
 from tts.factory import create_service
 from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
 from tts.voices.types import Voice, VoicePrompt
@@ -50,7 +54,15 @@ TALKER: dict[str, Any] = {
     "spk_is_dialect": {"vivian": False, "eric": "sichuan_dialect"},
 }
 CODES = tuple((place * 5) % SOUNDS for place in range(5 * COUNT))
+RECORDING = "recording.npy"
 INSTRUCTIONS = "Be glad, hello."
+GENERATION: dict[str, Any] = {
+    "do_sample": False,
+    "temperature": 0.9,
+    "repetition_penalty": 1.3,
+    "subtalker_dosample": False,
+    "subtalker_temperature": 0.9,
+}
 
 REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
     "custom_voice": [
@@ -78,7 +90,7 @@ REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
             Voice("default", language="en", instructions=INSTRUCTIONS),
         ),
     ],
-    # The embedding of Vivian stands in for that of a recording.
+    # The vectors of the prompts are those of RECORDING.
     "base": [
         (
             {
@@ -86,10 +98,14 @@ REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
                 "reference": {
                     "codes": [CODES[n : n + COUNT] for n in range(0, len(CODES), COUNT)],
                     "text": "hello you.",
-                    "speaker": 65,
+                    "recording": RECORDING,
                 },
             },
-            Voice("mine", speaker="vivian", prompt=VoicePrompt(CODES, "hello you.")),
+            Voice("mine", prompt=VoicePrompt(CODES, "hello you.")),
+        ),
+        (
+            {"text": "hello, you.", "reference": {"recording": RECORDING}, "language": "English"},
+            Voice("mine", language="en", prompt=VoicePrompt(())),
         ),
     ],
 }
@@ -114,10 +130,13 @@ def test_codes_and_samples_are_those_of_the_package(
         talker=TALKER,
         predictor={"hidden_size": hidden},
         tts_model_type=kind,
+        speaker_encoder_config=ENCODER if kind == "base" else None,
     )
     shutil.rmtree(folder / "speech_tokenizer")
     write_reference(folder / "speech_tokenizer", num_quantizers=COUNT)
     fill_gaps(folder / "tokenizer.json")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    np.save(tmp_path / RECORDING, hum(1.3, 24_000))
     requests = tmp_path / "requests.json"
     requests.write_text(json.dumps([request for request, _ in REQUESTS[kind]]))
     program = Path(__file__).with_name("qwen_tts_reference.py")
@@ -126,10 +145,19 @@ def test_codes_and_samples_are_those_of_the_package(
     command = [sys.executable, *map(str, arguments)]
     subprocess.run(command, check=True, env=environment, cwd=tmp_path)
     expected = load_file(tmp_path / "out.safetensors")
-    found = asyncio.run(spoken(folder, [voice for _, voice in REQUESTS[kind]], kind))
+    voices = [voice for _, voice in REQUESTS[kind]]
+    if kind == "base":
+        vector = create_speaker_encoder(folder).encode(np.load(tmp_path / RECORDING))
+        prompts = [voice.prompt for voice in voices if voice.prompt is not None]
+        voices = [
+            replace(voice, prompt=replace(prompt, vector=vector))
+            for voice, prompt in zip(voices, prompts, strict=True)
+        ]
+    found = asyncio.run(spoken(folder, voices, kind))
     for place, (codes, samples) in enumerate(found):
         theirs = expected[f"{place}.codes"]
-        prompt = len(CODES) // COUNT if kind == "base" else 0
+        said = voices[place].prompt
+        prompt = len(said.codes) // COUNT if said else 0
         assert torch.equal(torch.tensor(codes).view(-1, COUNT), theirs[prompt:])
         assert len(theirs) > prompt
         theirs_spoken = expected[f"{place}.samples"].numpy()
@@ -149,16 +177,17 @@ def fill_gaps(path: Path) -> None:
 async def spoken(
     folder: Path, voices: list[Voice], kind: str
 ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Return greedy codes and samples of each request, by the service."""
+    """Return greedy codes and samples of each request, by the service.
+
+    The settings are those of generation_config.json.
+    """
     values = {"audio_decoder_config": {"stateful": True, "pcm_format": "f32le"}}
     service = create_service(configured(folder, run_model_test_mode=False, **values))
     synthesizer = service.synthesizer
     assert synthesizer is not None
     found = []
     for voice, (request, _) in zip(voices, REQUESTS[kind], strict=True):
-        sampling = SamplingOverrides(
-            temperature=0.0, repetition_penalty=1.3, max_tokens=COUNT * NUM_FRAMES
-        )
+        sampling = SamplingOverrides(max_tokens=COUNT * NUM_FRAMES)
         asked = SpeechRequest(request["text"], voice=voice, sampling=sampling)
         codes: tuple[int, ...] = ()
         data = b""

@@ -25,6 +25,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from llm.request import Token, paired_token
+from tests.decoder.speaker_encoders import speaker_tensors
 
 TEXT_IDS = 40
 CODES = 19  # of the first codebook, with marks, speakers and languages
@@ -99,6 +100,8 @@ def write_qwen3_tts(folder: Path, *, seed: int = 0, **keys: Any) -> Path:
     weights = {
         name: _random(name, shape, generator) for name, shape in _shapes(talker, predictor).items()
     }
+    if encoder := config.get("speaker_encoder_config"):
+        weights |= speaker_tensors(encoder, seed=seed)
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -217,6 +220,8 @@ class Reference:
 
     def embedded(self, token: Token) -> Tensor:
         """Return the input [hidden] of a token."""
+        if isinstance(token, bytes):
+            return torch.frombuffer(bytearray(token), dtype=torch.float32) + self.text(PAD)
         if not isinstance(token, int):
             codes = [self.code(book, code) for book, code in enumerate(token)]
             return torch.stack(codes).sum(0) + self.text(PAD)

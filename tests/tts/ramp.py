@@ -29,7 +29,7 @@ from decoder import (
 from decoder.codecs.ramp import RampDecoder, ramp_spec
 from llm import FinishReason, Request, TokenChunk
 from tests.deadlines import HANG_S
-from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.families.prompt import PromptBuilder
 from tts.observe.engine_status import EngineStatus
 from tts.speech.run import SynthesisSettings
@@ -219,8 +219,8 @@ class RampClient:
     async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
         yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        return self.decoder.encode(samples)
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        return EncodedClip(self.decoder.encode(samples))
 
     async def status(self) -> EngineStatus:
         return EngineStatus(self.num_open, 0, 0, 0, self.num_open, 0, 0)

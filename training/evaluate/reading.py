@@ -21,7 +21,7 @@ from training.speech_codec.coder import Reader, Sizes
 from tts.api.load import load_service
 from tts.api.running import RunningService
 from tts.api.voice import LoadedVoice
-from tts.engine.client import AudioBlock, EngineClient, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineClient, SpeechJob
 from tts.observe.engine_status import EngineStatus
 from tts.speech.synthesizer import Synthesizer
 
@@ -88,8 +88,8 @@ class CodeClient:
                 self._codes += block.codes
                 yield block
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip."""
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip."""
         return await self._client.encode_prompt(samples)
 
     async def status(self) -> EngineStatus:

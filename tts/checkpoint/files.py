@@ -6,12 +6,12 @@ Files are read as data: no weights are loaded and no code from the folder is run
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llm import CheckpointError, RequestError, SamplingParams
+from llm import CheckpointError, CodeSampling, RequestError, SamplingParams
 
 SPEECH_FILE = "speech.json"
 GENERATION_FILE = "generation_config.json"
@@ -27,6 +27,7 @@ _SAMPLING_KEYS = {
     "presence_penalty": float,
     "penalty_window": int,
 }
+_SAMPLING_SWITCHES = ("do_sample", "dosample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +98,38 @@ def _check_field(path: Path, name: str, value: object, kind: str) -> None:
         raise CheckpointError(f"{path}: {name} has more than {MAX_NAME_BYTES} bytes")
 
 
-def load_sampling_defaults(folder: Path) -> SamplingParams:
-    """Read the sampling parameters of generation_config.json; defaults without such a file.
+def load_sampling_defaults(
+    folder: Path, defaults: SamplingParams | None = None, later_prefix: str = ""
+) -> SamplingParams:
+    """Read the sampling parameters of generation_config.json; `defaults` are those that it lacks.
 
-    Stop ids and lengths are not taken from it.
+    Stop ids and lengths are not taken from it. `later_prefix` is that of the keys for the later
+    codebooks of a model of frames, whose `defaults` are those of the first; "": it has none.
     """
-    path = folder / GENERATION_FILE
-    if not path.is_file():
-        return SamplingParams()
-    values = read_json(path)
-    chosen: dict[str, Any] = {}
-    for key, kind in _SAMPLING_KEYS.items():
-        if values.get(key) is not None:
-            chosen[key] = _number(path, key, values[key], kind)
-    if values.get("do_sample") is False:
-        chosen["temperature"] = 0.0
+    path, found = folder / GENERATION_FILE, defaults or SamplingParams()
+    values = read_json(path) if path.is_file() else {}
     try:
-        return SamplingParams(**chosen)
+        if later_prefix:
+            own = CodeSampling(found.temperature, found.top_k, found.top_p)
+            given = _given(path, values, [field.name for field in fields(own)], later_prefix)
+            found = replace(found, later_codes=replace(own, **given))
+        return replace(found, **_given(path, values, _SAMPLING_KEYS))
     except RequestError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _given(
+    path: Path, values: Mapping[str, Any], names: Iterable[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the parameters that are set under `prefix`; 0 as the temperature of argmax."""
+    chosen: dict[str, Any] = {
+        name: _number(path, prefix + name, values[prefix + name], _SAMPLING_KEYS[name])
+        for name in names
+        if values.get(prefix + name) is not None
+    }
+    if any(values.get(prefix + key) is False for key in _SAMPLING_SWITCHES):
+        chosen["temperature"] = 0.0
+    return chosen
 
 
 def _number(path: Path, key: str, value: object, kind: type) -> float | int:

@@ -59,6 +59,15 @@ class AudioBlock(NamedTuple):
     total_s: float = 0.0
 
 
+class EncodedClip(NamedTuple):
+    """A reference clip as the model hears it: its codes, and the vector of its speaker, as
+    little-endian float32 (b"": the model reads none).
+    """
+
+    codes: tuple[int, ...]
+    vector: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Constant properties of the loaded model, for the preparation of requests.
@@ -90,8 +99,8 @@ class EngineClient(Protocol):
         A consumer that stops reading pauses the job (bounded queue); nothing is dropped.
         """
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip: float32 [S], mono at the codec's rate."""
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip: float32 [S], mono at the codec's rate."""
 
     async def status(self) -> EngineStatus: ...
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decoder import AudioDecoder, CodecSpec, StreamingOptions
+from decoder import AudioDecoder, CodecSpec, SpeakerEncoder, StreamingOptions
 from llm import EngineStoppedError, Request, TokenChunk
-from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.engine.decode_loop import DecodeLoop, RangeProfiler
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
@@ -74,6 +74,8 @@ class LocalEngineClient:
         self._limits = limits or StreamLimits()
         self._engine = engine
         self._decoder = decoder
+        self.speakers: SpeakerEncoder | None = None
+        """Encoder of the speakers of clips, for a model that reads their vectors."""
         self._setup = None
         self.codec: CodecSpec | None = None
         """Specification of the codec; None for a text-only model."""
@@ -135,8 +137,8 @@ class LocalEngineClient:
         finally:
             self._leave(task)
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip: float32 [S], mono at the codec's rate.
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip: float32 [S], mono at the codec's rate.
 
         Concurrent encodings are limited. Raises PreconditionError when the codec has no encoder.
         """
@@ -145,8 +147,13 @@ class LocalEngineClient:
             raise PreconditionError(
                 Precondition.VOICE_CLONING, "this model cannot take a voice from a recording"
             )
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoders, decoder.encode, samples)
+        speakers = self.speakers
+
+        def encoded() -> EncodedClip:
+            vector = speakers.encode(samples) if speakers else b""
+            return EncodedClip(decoder.encode(samples), vector)
+
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, encoded)
 
     async def status(self) -> EngineStatus:
         """Return a snapshot."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from llm import EngineStoppedError, FinishReason, Request, SamplingParams, TokenChunk
-from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
@@ -160,7 +160,7 @@ class PrefillClient:
         """Refuse: raises NotAvailableError."""
         self._refuse()
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
         """Refuse: raises NotAvailableError."""
         self._refuse()
 

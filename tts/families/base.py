@@ -80,7 +80,8 @@ class FamilyTraits:
 
     `codec` is a subfolder of the checkpoint or a registered codec's name, and
     `codec_repository` the repository of a codec that is published separately. `sampling` None
-    means the checkpoint's generation_config.json.
+    means the checkpoint's generation_config.json; with `later_prefix`, the prefix of its keys for
+    the later codebooks, `sampling` is what that file lacks.
     """
 
     codec: str = "codec"
@@ -93,10 +94,13 @@ class FamilyTraits:
     min_codes: int = 1  # of one call
     max_seq_len: int | None = None  # if shorter than the language model's context
     sampling: SamplingParams | None = None
+    later_prefix: str = ""
     ascii_only: bool = False  # the model reads no other letters
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
+    # of the speaker of a clip, and of a clip without a transcript nothing else
+    takes_vectors: bool = False
     invents_voices: bool = False  # a call without a prompt has a random speaker
     takes_codes: bool = True  # of a clip in the prompt, or of the beginning of the same sentence
     takes_instructions: bool = False  # `Voice.instructions`
@@ -205,7 +209,10 @@ class SpeechFamily(ABC):
 
     def sampling(self) -> SamplingParams:
         """Return the default sampling parameters of speech tokens."""
-        return self.traits.sampling or load_sampling_defaults(self.checkpoint.folder)
+        traits, folder = self.traits, self.checkpoint.folder
+        if traits.later_prefix or traits.sampling is None:
+            return load_sampling_defaults(folder, traits.sampling, traits.later_prefix)
+        return traits.sampling
 
     def check_codec(self, spec: CodecSpec, codebook_size: int, codes_per_frame: int = 1) -> None:
         """Raise CheckpointError unless the codec's codes match the language model's."""
@@ -337,8 +344,8 @@ class FrameVocabulary(SpeechVocabulary):
         return replace(sampling, stop_token_ids=(self.end,), allowed_ranges=ranges)
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
-        """See `SpeechVocabulary`; text ids are skipped."""
-        frames = (token for token in token_ids if not isinstance(token, int))
+        """See `SpeechVocabulary`; other tokens are skipped."""
+        frames = (token for token in token_ids if isinstance(token, tuple))
         return tuple(chain.from_iterable(frames))
 
     def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
@@ -364,7 +371,7 @@ class DelayedVocabulary(FrameVocabulary):
         self.first_delay, self.last_delay = delays.table[0], delays.longest
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
-        """See `SpeechVocabulary`: those of the frames that are complete; text ids are skipped."""
+        """See `SpeechVocabulary`: those of the frames that are complete; other tokens are skipped."""
         return self.reader()(token_ids)
 
     def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
@@ -375,7 +382,7 @@ class DelayedVocabulary(FrameVocabulary):
         """Return the codes of frames that `token_ids` complete, behind the `latest` tokens."""
         found: list[int] = []
         for token in token_ids:
-            if isinstance(token, int):
+            if not isinstance(token, tuple):
                 continue
             latest.append(token)
             if len(latest) > self.last_delay:
@@ -386,7 +393,7 @@ class DelayedVocabulary(FrameVocabulary):
     def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
         """See `SpeechVocabulary`: the delayed frames of a whole recording, with its end."""
         frames = super().token_ids(codes)
-        return self._delays.delayed([frame for frame in frames if not isinstance(frame, int)])
+        return self._delays.delayed([frame for frame in frames if isinstance(frame, tuple)])
 
 
 def ranges_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

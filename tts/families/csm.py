@@ -67,6 +67,7 @@ class CsmFamily(SpeechFamily):
             voices=VOICES,
             max_codes=int(LONGEST_S * FRAMES_PER_SECOND) * self._num_codebooks,
             sampling=SamplingParams(temperature=0.9, top_k=50),
+            later_prefix="depth_decoder_",
             invents_voices=True,
             steady_loudness=True,
         )

@@ -5,6 +5,7 @@
     marks          pad+think pad+begin pad+LANGUAGE pad+end [pad+SPEAKER] bos+codec_pad
     text           word+codec_pad … eos+codec_pad pad+codec_bos                 → frames, codec_eos
     voice prompt   its transcript in front of the words, its frames behind codec_bos
+                   pad+vector in place of pad+SPEAKER; alone without a transcript
 
 Without a language `nothink` replaces `think`. pad, bos and eos are text ids for speech, `codec_…`
 codes of the first codebook. The checkpoint's `tts_model_type` decides on voices: named speakers
@@ -35,6 +36,7 @@ FRAMES_PER_SECOND = 12.5
 LONGEST_S = 40
 MIN_FRAMES = 2
 CUSTOM_VOICE, VOICE_DESIGN, BASE = "custom_voice", "voice_design", "base"
+ENCODER_KEY = "speaker_encoder_config"
 SMALL = "0b6"  # the size whose named voices read no instructions
 LANGUAGES = {
     "zh": "chinese",
@@ -80,6 +82,7 @@ class Qwen3TTSFamily(SpeechFamily):
         self._kind = str(config.values.get("tts_model_type"))
         if self._kind not in (CUSTOM_VOICE, VOICE_DESIGN, BASE):
             raise CheckpointError(f"{path}: tts_model_type={self._kind!r} is not supported")
+        self._has_encoder = self._kind == BASE and bool(config.values.get(ENCODER_KEY))
         self._is_small = config.values.get("tts_model_size") == SMALL
         self._marks = Marks(
             **{
@@ -114,8 +117,11 @@ class Qwen3TTSFamily(SpeechFamily):
             max_codes=int(LONGEST_S * FRAMES_PER_SECOND) * count,
             min_codes=MIN_FRAMES * count,
             sampling=SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
+            later_prefix="subtalker_",
             language="",
             invents_voices=not has_names,
+            needs_transcript=not self._has_encoder,
+            takes_vectors=self._has_encoder,
             takes_codes=self._kind == BASE,
             takes_instructions=self._kind == VOICE_DESIGN or (has_names and not self._is_small),
         )
@@ -140,7 +146,7 @@ class Qwen3TTSFamily(SpeechFamily):
             *vocabulary.token_ids(codes),
         )
 
-    def _marked(self, voice: Voice) -> Iterator[int]:
+    def _marked(self, voice: Voice) -> Iterator[Token]:
         """Yield the positions of language and speaker."""
         marks, language = self._marks, self._language_of(voice)
         if language is None:
@@ -151,6 +157,8 @@ class Qwen3TTSFamily(SpeechFamily):
         if voice.speaker:
             codes.append(self._speaker(voice))
         yield from (self._pair(marks.tts_pad_token_id, code) for code in codes)
+        if voice.prompt is not None and voice.prompt.vector:
+            yield voice.prompt.vector
         yield self._pair(marks.tts_bos_token_id, marks.codec_pad_id)
 
     def _speaker(self, voice: Voice) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from decoder import CodecSpec
 from llm import EngineStoppedError, LLMError, Request, TokenChunk
-from tts.engine.client import AudioBlock, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
 from tts.errors import TTSError
@@ -157,8 +157,8 @@ class DecodeClient:
             async for block in blocks:
                 yield block
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip; see `LocalEngineClient.encode_prompt`."""
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip; see `LocalEngineClient.encode_prompt`."""
         return await self._local.encode_prompt(samples)
 
     async def status(self) -> EngineStatus:

@@ -37,9 +37,9 @@ from tts.ipc.messages import (
     Audio,
     Beat,
     Cancel,
-    Codes,
     Credit,
     Encode,
+    Encoded,
     Failed,
     Farewell,
     FrontEndMessage,
@@ -331,7 +331,7 @@ class EngineServer:
                     async for chunk in chunks:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
-                yield Codes(number, await self._client.encode_prompt(samples))
+                yield Encoded(number, await self._client.encode_prompt(samples))
             case Prefill():
                 async with aclosing(self._prefill(peer, work)) as pages:
                     async for answer in pages:

@@ -1,7 +1,7 @@
 """Messages between front ends and the engine, all frozen.
 
     Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
-    Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Codes or Admitted
+    Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Encoded or Admitted
     Prefill, of another engine ─▶          ◀─ Accepted, then Pages…
     Credit: number of read items ─▶        ◀─ Failed: the error instead
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from llm import Request, TokenChunk
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.engine.prefill_client import PeerHandle
 from tts.observe.engine_status import EngineStatus
 
@@ -159,10 +159,10 @@ class Tokens(Answer, frozen=True):
     chunk: TokenChunk
 
 
-class Codes(Answer, frozen=True):
-    """Codes of a reference clip."""
+class Encoded(Answer, frozen=True):
+    """A reference clip."""
 
-    codes: tuple[int, ...]
+    clip: EncodedClip
 
 
 class Pages(Answer, frozen=True):
@@ -211,7 +211,7 @@ EngineMessage = (
     | Accepted
     | Audio
     | Tokens
-    | Codes
+    | Encoded
     | Pages
     | Admitted
     | Failed

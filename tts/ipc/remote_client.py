@@ -21,7 +21,7 @@ import zmq
 
 from decoder import CodecSpec
 from llm import ConfigError, Request, TokenChunk
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.engine.prefill_client import PeerHandle
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
@@ -33,8 +33,8 @@ from tts.ipc.messages import (
     Admitted,
     Answer,
     Audio,
-    Codes,
     Encode,
+    Encoded,
     Generate,
     Pages,
     Prefill,
@@ -151,13 +151,13 @@ class RemoteEngineClient:
                 reader.stream.has_ended = block.finish_reason is not None
                 yield block
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip: float32 [S], mono at the codec's rate."""
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip: float32 [S], mono at the codec's rate."""
         async with self._reading(Encode, samples, 1) as reader:
             answer = await reader.next()
-            assert isinstance(answer, Codes)
+            assert isinstance(answer, Encoded)
             reader.stream.has_ended = True
-            return answer.codes
+            return answer.clip
 
     async def prefill(
         self, request: Request, first_page: int, inbox: str = "", peer: PeerHandle | None = None

@@ -19,7 +19,7 @@ import numpy as np
 
 from decoder import CodecSpec
 from llm import Request, Token, TokenChunk
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.observe.engine_status import ReplicatedStatus
 
@@ -100,8 +100,8 @@ class ReplicatedClient:
                 async for block in blocks:
                     yield block
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
-        """Return the codes of a reference clip: float32 [S], mono at the codec's rate."""
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
+        """Encode a reference clip: float32 [S], mono at the codec's rate."""
         with self._chosen("") as replica:
             return await replica.encode_prompt(samples)
 

@@ -16,7 +16,7 @@ from decoder import AudioEncoding
 from llm import ConfigError, Request, TokenChunk
 from tts.config.server import ServerConfig
 from tts.engine.admission import Admission
-from tts.engine.client import AudioBlock, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.errors import NotAvailableError
 from tts.ipc.endpoints import Endpoints, owner_only
 from tts.ipc.engine_server import EngineServer
@@ -53,7 +53,7 @@ class _NoModel:
         raise _not_available()
         yield
 
-    async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+    async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
         raise _not_available()
 
     async def status(self) -> EngineStatus:

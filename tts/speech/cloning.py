@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from decoder import AudioFormat, AudioFormatError, PromptAudioLimits, read_prompt_audio
-from tts.engine.client import EngineClient
+from tts.engine.client import EncodedClip, EngineClient
 from tts.errors import InvalidRequestError, Precondition, PreconditionError, PromptTimeoutError
 from tts.families.prompt import PromptBuilder
 from tts.text.segmenter import TextOptions, spoken_text
@@ -39,24 +39,24 @@ class PromptCache:
     def __init__(self, max_codes: int) -> None:
         self._max_codes = max_codes
         self._num_codes = 0
-        self._codes: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._clips: OrderedDict[bytes, EncodedClip] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return len(self._clips)
 
-    def get(self, key: bytes) -> tuple[int, ...] | None:
-        """Return the codes of a clip and mark them as most recently used; None if not cached."""
-        if key in self._codes:
-            self._codes.move_to_end(key)
-        return self._codes.get(key)
+    def get(self, key: bytes) -> EncodedClip | None:
+        """Return a clip and mark it as most recently used; None if not cached."""
+        if key in self._clips:
+            self._clips.move_to_end(key)
+        return self._clips.get(key)
 
-    def put(self, key: bytes, codes: tuple[int, ...]) -> None:
-        """Add a clip's codes."""
-        if key not in self._codes:
-            self._codes[key] = codes
-            self._num_codes += len(codes)
+    def put(self, key: bytes, clip: EncodedClip) -> None:
+        """Add a clip."""
+        if key not in self._clips:
+            self._clips[key] = clip
+            self._num_codes += len(clip.codes)
         while self._num_codes > self._max_codes:
-            self._num_codes -= len(self._codes.popitem(last=False)[1])
+            self._num_codes -= len(self._clips.popitem(last=False)[1].codes)
 
 
 def _digest(audio: bytes, audio_format: AudioFormat | None) -> bytes:
@@ -107,14 +107,15 @@ class VoiceCloner:
         rate = self._codec_rate()
         spoken = self._spoken(transcript, f"{field}.transcript", voice)
         key = _digest(audio, audio_format)
-        codes = self._cache.get(key)
-        if codes is None:
+        clip = self._cache.get(key)
+        if clip is None:
             try:
-                codes = await self._encode(audio, rate, audio_format)
+                clip = await self._encode(audio, rate, audio_format)
             except AudioFormatError as error:
                 raise InvalidRequestError.of(f"{field}.audio", str(error)) from error
-            self._cache.put(key, codes)
-        return self._checked(VoicePrompt(codes, spoken), field)
+            self._cache.put(key, clip)
+        codes = clip.codes if spoken or not clip.vector else ()
+        return self._checked(VoicePrompt(codes, spoken, clip.vector), field)
 
     async def ready(self, voice: Voice) -> Voice:
         """Return the voice with its clip encoded; a clip of the checkpoint is encoded once.
@@ -180,7 +181,7 @@ class VoiceCloner:
 
     async def _encode(
         self, audio: bytes, rate: int, audio_format: AudioFormat | None
-    ) -> tuple[int, ...]:
+    ) -> EncodedClip:
         limits = self._limits
         reading = asyncio.to_thread(read_prompt_audio, audio, rate, audio_format, limits.audio)
         try:
@@ -189,9 +190,11 @@ class VoiceCloner:
             raise PromptTimeoutError(
                 f"reading the clip took more than {limits.read_timeout_s:g} s"
             ) from None
-        codes = await self._client.encode_prompt(samples)
-        vocabulary = self._prompts.vocabulary
-        return codes[: vocabulary.whole_frames(len(codes))] if vocabulary else codes
+        clip = await self._client.encode_prompt(samples)
+        vocabulary, codes = self._prompts.vocabulary, clip.codes
+        if vocabulary is None:
+            return clip
+        return clip._replace(codes=codes[: vocabulary.whole_frames(len(codes))])
 
     def _checked(self, prompt: VoicePrompt, field: str) -> VoicePrompt:
         """Return the prompt; raise for invalid codes, or too many for the model's context."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -93,7 +93,10 @@ class SamplingOverrides:
             yield FieldViolation(f"{path}.min_tokens", "must not exceed max_tokens")
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
-        """Return the defaults with these overrides; the caller sets lengths and seed."""
+        """Return the defaults with these overrides; the caller sets lengths and seed.
+
+        What is given holds for all codebooks, also where the model has defaults for the later ones.
+        """
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -104,7 +107,12 @@ class SamplingOverrides:
             "presence_penalty": self.presence_penalty,
             "penalty_window": self.repetition_window,
         }
-        return replace(defaults, **{k: v for k, v in given.items() if v is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        later = defaults.later_codes
+        if later is not None:
+            drawn = {field.name for field in fields(later)} & given.keys()
+            given["later_codes"] = replace(later, **{name: given[name] for name in drawn})
+        return replace(defaults, **given)
 
 
 def _is_penalty(value: float) -> bool:

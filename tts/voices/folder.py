@@ -13,13 +13,14 @@ import logging
 import os
 import stat
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llm import CheckpointError, ConfigError
+from llm import VECTOR_WIDTH, CheckpointError, ConfigError
 from tts.checkpoint.files import read_json
 from tts.errors import StorageFullError, UnavailableError
 from tts.voices.files import (
@@ -146,6 +147,8 @@ def _marks(folder: Path) -> dict[str, FileMark]:
 
 def _to_json(voice: Voice) -> dict[str, Any]:
     values = asdict(voice)
+    if voice.prompt is not None:
+        values["prompt"]["vector"] = b64encode(voice.prompt.vector).decode()
     said = pronunciations_json(voice.pronunciations)
     return {**{key: values[key] for key in _KEYS}, "pronunciations": said}
 
@@ -154,14 +157,15 @@ def _from_json(path: Path) -> Voice:
     values = read_json(path)
     try:
         prompt = values["prompt"]
-        codes = whole_codes(path, prompt["codes"])
+        vector = _vector(path, prompt.get("vector", ""))
+        codes = () if vector and not prompt["codes"] else whole_codes(path, prompt["codes"])
         if values["name"] != path.stem:
             raise CheckpointError(f"{path}: holds the voice '{values['name']}'")
         voice = Voice(
             name=values["name"],
             display_name=str(values["display_name"]),
             language_codes=tuple(map(str, values["language_codes"])),
-            prompt=VoicePrompt(codes, str(prompt["transcript"])),
+            prompt=VoicePrompt(codes, str(prompt["transcript"]), vector),
             consent=str(values["consent"]),
             codec=str(values.get("codec", "")),  # files of 0.1 have none
             pronunciations=read_pronunciations(path, values.get("pronunciations", [])),
@@ -169,3 +173,14 @@ def _from_json(path: Path) -> Voice:
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
     return checked_texts(path, voice)
+
+
+def _vector(path: Path, text: Any) -> bytes:
+    """Return the bytes of a vector. Raises CheckpointError for other text."""
+    try:
+        vector = b64decode(text, validate=True)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: vector must be in base64") from error
+    if len(vector) % VECTOR_WIDTH:
+        raise CheckpointError(f"{path}: vector must have numbers of {VECTOR_WIDTH} bytes")
+    return vector

@@ -15,10 +15,13 @@ BYTES_PER_CODE = 4
 
 @dataclass(frozen=True, slots=True)
 class VoicePrompt:
-    """Encoded reference clip: its codes and its normalised transcript ("" if unknown)."""
+    """Encoded reference clip: its codes, its normalised transcript ("" if unknown), and the vector
+    of its speaker (b"" if the model reads none), which may be alone.
+    """
 
     codes: tuple[int, ...]
     transcript: str = ""
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,9 @@ class Voice:
     @property
     def num_bytes(self) -> int:
         """Approximate size in memory."""
-        num_codes = len(self.prompt.codes) if self.prompt else 0
-        return sum(len(text.encode()) for text in self.texts) + BYTES_PER_CODE * num_codes
+        prompt = self.prompt or VoicePrompt(())
+        size = BYTES_PER_CODE * len(prompt.codes) + len(prompt.vector)
+        return sum(len(text.encode()) for text in self.texts) + size
 
     def speaks(self, language_code: str) -> bool:
         """Return whether the voice is for a BCP-47 language; "en" and "en-US" match."""

@@ -259,6 +259,10 @@ class GraphRunner:
 
     def _is_plain(self, batch: ScheduledBatch) -> bool:
         """Whether the rows only request tokens of the unmodified model."""
+        if self._frame_decoder is not None and any(
+            bytes in map(type, row.token_ids) for row in batch.rows
+        ):
+            return False  # vectors are no codes
         if batch.is_plain or batch.mode.is_idle:
             return not batch.mode.is_idle
         if any(row.lora for row in batch.rows):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llm.errors import RequestError
-from llm.request import Request, RequestRules, SamplingParams, check_switches
+from llm.request import CodeSampling, Request, RequestRules, SamplingParams, check_switches
 
 RULES = RequestRules(vocab_size=64, max_length=10, eos_token_ids=frozenset({0, 5}))
 
@@ -45,6 +45,7 @@ def test_values_at_a_limit_are_accepted(taken: Request) -> None:
         ),
         (request((1, 64)), "a prompt id is not in the vocabulary of 64"),
         (request((-1, 1)), "a prompt id is not in the vocabulary of 64"),
+        (request(later_codes=CodeSampling()), "later_codes is for models of frames"),
         (request(stop_token_ids=(64,)), "a stop id is not in the vocabulary of 64"),
         (request(stop_token_ids=(-1,)), "a stop id is not in the vocabulary of 64"),
         (request(allowed_ranges=((0, 65),)), "allowed ranges go beyond the vocabulary of 64"),

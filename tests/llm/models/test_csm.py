@@ -14,7 +14,14 @@ from transformers import CsmForConditionalGeneration
 
 from llm.engine.engine import Engine, create_engine
 from llm.errors import CheckpointError, ConfigError, RequestError
-from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
+from llm.request import (
+    CodeSampling,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Token,
+    TokenChunk,
+)
 from llm.runner.model_runner import ModelRunner
 from tests.llm.csm_checkpoints import (
     CODEBOOKS,
@@ -179,6 +186,22 @@ def test_every_code_is_drawn_by_the_request_s_settings(engine: Engine) -> None:
     assert {code for frame in found if not isinstance(frame, int) for code in frame} == {2, 3, 7, 8}
     greedy = tokens_of(ask(engine, "greedy", MIXED))
     assert tokens_of(ask(engine, "one", MIXED, temperature=2.0, top_k=1)) == greedy
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_later_codes_are_the_likeliest_behind_drawn_ones(
+    request: pytest.FixtureRequest, folder: Path, kind: str
+) -> None:
+    engine, model = request.getfixturevalue(kind), reference(folder)
+    values = {"temperature": 3.0, "seed": 4, "later_codes": CodeSampling(temperature=0.0)}
+    tokens, drawn = [*MIXED], 0
+    for frame in tokens_of(ask(engine, "own", MIXED, **values)):
+        assert not isinstance(frame, int)
+        best = reference_logits(model, tokens, frame).argmax(-1).tolist()
+        assert frame[1:] == tuple(best[1:])
+        drawn += frame[0] != best[0]
+        tokens.append(frame)
+    assert drawn
 
 
 def test_log_probabilities_are_those_of_the_first_codes(engine: Engine, folder: Path) -> None:

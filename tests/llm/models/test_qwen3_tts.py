@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,14 @@ from llm.errors import CheckpointError, ConfigError, RequestError
 from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
-from llm.request import FinishReason, Request, SamplingParams, Token, TokenChunk
+from llm.request import (
+    CodeSampling,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Token,
+    TokenChunk,
+)
 from llm.runner.model_runner import ModelRunner
 from tests.llm.engine.running import running
 from tests.llm.llama_checkpoints import PAGES, batch, float8_checkpoint, pipeline_config, row
@@ -42,6 +50,8 @@ from tests.llm.runner.late_stream import LateStream
 NUM_FRAMES = 10
 MARKED: tuple[Token, ...] = (34, 5, 7, paired(PAD, 13), paired(36, 18), paired(9, 12))
 MIXED: tuple[Token, ...] = (*MARKED, (18, 2, 1, 0), (0, 0, 0, 0), 7, (3, 10, 10, 4), paired(PAD, 0))
+VECTORS = torch.randn(2, 48, generator=torch.Generator().manual_seed(0)).numpy()
+HEARD: tuple[Token, ...] = (*MARKED[:4], VECTORS[0].tobytes(), *MARKED[4:])
 LONG: tuple[Token, ...] = tuple((n % CODES, (n * 7) % LATER, 3, n % LATER) for n in range(25))
 PROMPTS: list[tuple[Token, ...]] = [
     MARKED,
@@ -49,6 +59,8 @@ PROMPTS: list[tuple[Token, ...]] = [
     (1,),
     (*MARKED, *LONG, paired(4, 2)),
     (*MARKED, *LONG, paired(4, 3)),
+    HEARD,
+    (*HEARD, *LONG, VECTORS[1].tobytes(), (1, 2, 3, 4), VECTORS[0].tobytes(), 7),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_FRAMES)
 
@@ -87,9 +99,10 @@ def compared(folder: Path, same: Path | None = None) -> float:
     """
     runner, frame = ModelRunner(pipeline_config(folder)), (4, 10, 0, 7)
     runner.initialize()
-    wanted = Reference.read(same or folder).logits(MIXED, frame)
+    prompt = (*MIXED, *HEARD)
+    wanted = Reference.read(same or folder).logits(prompt, frame)
     with torch.inference_mode():
-        outputs = runner.forward(runner.prepare(batch(row(MIXED, PAGES))))
+        outputs = runner.forward(runner.prepare(batch(row(prompt, PAGES))))
         decoder = runner.loaded_model.frame_decoder
         assert decoder is not None
         assert outputs.hidden_states is not None
@@ -288,6 +301,64 @@ def test_a_device_draws_the_numbers_of_the_host(
     assert len(set(drawn[0])) > 20
 
 
+def ranks(folder: Path, prompt: Sequence[Token], frames: Frames) -> list[list[int]]:
+    """Return how many codes the reference finds likelier than each code, given all before it."""
+    model, tokens, found = Reference.read(folder), [*prompt], list[list[int]]()
+    for frame in frames:
+        assert not isinstance(frame, int)
+        logits = model.logits(tokens, frame)
+        found.append(
+            [int((row > row[code]).sum()) for row, code in zip(logits, frame, strict=True)]
+        )
+        tokens.append(frame)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+@pytest.mark.parametrize(
+    ("later", "most"),
+    [(CodeSampling(2.0, top_k=1), 0), (CodeSampling(0.0), 0), (CodeSampling(9.0, top_k=3), 2)],
+)
+def test_later_codes_are_drawn_in_their_own_way(
+    request: pytest.FixtureRequest, folder: Path, kind: str, later: CodeSampling, most: int
+) -> None:
+    """While first codes are drawn from all; a neighbour in the batch draws all codes alike."""
+    engine = request.getfixturevalue(kind)
+    values = {"temperature": 3.0, "seed": 5, "max_tokens": 20, "min_tokens": 20}
+    other = ask(engine, "other", MARKED, **values)
+    frames = frames_of(ask(engine, "own", MIXED, later_codes=later, **values))
+    found = ranks(folder, MIXED, frames)
+    assert max(max(frame[1:]) for frame in found) == most
+    assert max(frame[0] for frame in found) > 5
+    assert max(max(frame[1:]) for frame in ranks(folder, MARKED, frames_of(other))) > 5
+
+
+@pytest.mark.parametrize("kind", ["engine", "replaying"])
+def test_later_codes_are_drawn_where_the_first_are_not(
+    request: pytest.FixtureRequest, folder: Path, kind: str
+) -> None:
+    """The first code of every frame is the likeliest behind the frames that were drawn."""
+    engine = request.getfixturevalue(kind)
+    values = {"later_codes": CodeSampling(4.0), "max_tokens": 20, "min_tokens": 20}
+    pair = [frames_of(ask(engine, f"s{seed}", MIXED, seed=seed, **values)) for seed in (1, 2)]
+    assert pair[0] != pair[1]
+    assert pair[0] == frames_of(ask(engine, "again", MIXED, seed=1, **values))
+    for frames in pair:
+        found = ranks(folder, MIXED, frames)
+        # Before `min_tokens` the code that ends a sequence is left out.
+        assert max(frame[0] for frame in found) <= 1
+        assert max(max(frame[1:]) for frame in found) > 5
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_later_codes_have_the_limits_of_the_first(values: dict[str, Any]) -> None:
+    for kind in (CodeSampling, SamplingParams):
+        with pytest.raises(RequestError, match=next(iter(values))):
+            kind(**values)
+
+
 def test_a_window_that_a_device_cannot_count_is_refused(replaying: Engine) -> None:
     values = {"repetition_penalty": 1.1, "max_tokens": 10_000}
     with pytest.raises(RequestError, match="penalty_window=9000 must be at most 8192 on a GPU"):
@@ -340,6 +411,19 @@ def test_adapters_change_the_talker(folder: Path, tmp_path: Path, expected: list
     assert found != expected
 
 
+def test_a_vector_is_a_prefix_of_its_own(folder: Path) -> None:
+    """Numbers that differ in their last bit are another voice."""
+    other = VECTORS[0].copy()
+    other[7] = np.nextafter(other[7], np.float32(9))
+    with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
+        cached = []
+        for name, vector in (("a", VECTORS[0]), ("b", VECTORS[0]), ("c", other)):
+            prompt = (1, 2, 3, 4, vector.tobytes(), 6, 7, 8, 9)
+            last = list(ask(engine, name, prompt))[-1]
+            cached.append(last.cached_prompt_tokens)
+        assert cached == [0, 8, 4]
+
+
 def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> None:
     with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
         cached = []
@@ -356,6 +440,9 @@ def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> No
         (((1, 2, LATER, 1),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
         (((CODES, 2, 3, 1),), {}, "prompt token 0 is not"),
         ((paired(TEXT_IDS - 1, CODES - 1) + 1,), {}, "prompt token 0 is not"),
+        ((VECTORS[0][1:].tobytes(),), {}, "or a vector of 48 finite numbers"),
+        ((1, (VECTORS[0] * np.nan).tobytes()), {}, "prompt token 1 is not"),
+        ((1,), {"stop_token_ids": (VECTORS[0].tobytes(),)}, "stop token 0 is not 4 codes below"),
         ((1,), {"allowed_cycle": (((0, 3),),)}, "does not support allowed_cycle"),
     ],
 )

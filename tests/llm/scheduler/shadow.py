@@ -75,6 +75,7 @@ class ShadowPipeline:
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = (EOS,)
         self.frames = None
+        self.media_ids: frozenset[int] = frozenset()
         self.max_seq_len = max_seq_len
         self.batches: list[ScheduledBatch] = []
         self.released: list[str] = []

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decoder import StreamingOptions, codec_identity, create_decoder
-from llm import CheckpointError, Request, SamplingParams
+from llm import CheckpointError, CodeSampling, Request, SamplingParams
 from tests.llm.csm_checkpoints import edit_config, embedded, reference, reference_frames
 from tests.tts.family_checkpoints import SNAC_CODEC
 from tests.tts.family_services import CASES, Running, configured
@@ -99,7 +99,9 @@ def test_a_recording_becomes_a_turn_as_in_transformers(running: Running) -> None
 
 def test_requests_of_frames_cross_processes(running: Running) -> None:
     tokens = running.case.prompted
-    sampling = SamplingParams(stop_token_ids=((0,) * COUNT,), allowed_ranges=((0, 16),))
+    later = CodeSampling(0.5, top_k=3)
+    stop, ranges = ((0,) * COUNT,), ((0, 16),)
+    sampling = SamplingParams(stop_token_ids=stop, allowed_ranges=ranges, later_codes=later)
     job = SpeechJob(Request("r", tokens, sampling), StreamingOptions(chunk_sizes=(COUNT,)))
     sent = Speak("front", 3, job)
     assert decode_from_front_end(encode(sent)) == sent
@@ -112,6 +114,32 @@ def test_a_voice_longer_than_the_context_is_refused(running: Running) -> None:
     assert len(most.codes) == COUNT * 1400
     with pytest.raises(InvalidRequestError, match="tokens of the model's context"):
         synthesizer.cloner.from_codes((1,) * COUNT * 1600)
+
+
+@pytest.mark.parametrize(
+    ("values", "later"),
+    [
+        ({}, CodeSampling(0.9, 50)),
+        (
+            {
+                "depth_decoder_do_sample": True,
+                "depth_decoder_max_new_tokens": 31,
+                "depth_decoder_temperature": 0.6,
+                "depth_decoder_top_k": 20,
+            },
+            CodeSampling(0.6, 20),
+        ),
+        ({"depth_decoder_do_sample": False}, CodeSampling(0.0, 50)),
+    ],
+)
+def test_later_codes_have_settings_of_the_checkpoint(
+    running: Running, tmp_path: Path, values: dict[str, Any], later: CodeSampling
+) -> None:
+    without_weights(running, tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.8} | values))
+    family = find_family(Checkpoint(tmp_path))
+    assert family is not None
+    assert family.sampling() == SamplingParams(temperature=0.8, top_k=50, later_codes=later)
 
 
 def without_weights(running: Running, folder: Path, **keys: Any) -> Path:

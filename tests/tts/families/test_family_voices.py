@@ -30,6 +30,7 @@ from tests.tts.serving import (
 )
 from tests.tts.serving import collect_speech as collect_over_grpc
 from tts.config.server import ServerConfig
+from tts.engine.client import EncodedClip
 from tts.errors import PreconditionError
 from tts.factory import Service, create_service
 from tts.families.prompt import PromptBuilder
@@ -191,12 +192,13 @@ def test_a_server_without_penalties_applies_none(llasa: Path) -> None:
 
 def test_a_repeated_clip_is_encoded_once() -> None:
     cache = PromptCache(max_codes=10)
-    cache.put(b"a", (1, 2, 3, 4))
-    cache.put(b"b", (5, 6, 7, 8))
-    assert cache.get(b"a") == (1, 2, 3, 4)
-    cache.put(b"c", (9, 9, 9, 9))  # b is the oldest now
-    assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == ((1, 2, 3, 4), None, (9,) * 4)
-    cache.put(b"d", tuple(range(11)))  # larger than all that may be kept
+    clips = [EncodedClip((number,) * 4) for number in range(3)]
+    cache.put(b"a", clips[0])
+    cache.put(b"b", clips[1])
+    assert cache.get(b"a") == clips[0]
+    cache.put(b"c", clips[2])  # b is the oldest now
+    assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == (clips[0], None, clips[2])
+    cache.put(b"d", EncodedClip(tuple(range(11))))  # larger than all that may be kept
     assert cache.get(b"d") is None
     assert len(cache) == 0
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from decoder import DecoderConfigError, StreamingOptions, read_prompt_audio
 from decoder.codecs.qwen3_tts.decoder import codec_spec, read_config
-from llm import CheckpointError, SamplingParams, Token
+from llm import CheckpointError, CodeSampling, Request, RequestError, SamplingParams, Token
 from tests.decoder.qwen3_tts_reference import DECODER, write_reference
+from tests.decoder.speaker_encoders import CONFIG as ENCODER
+from tests.decoder.speaker_encoders import reference_vector
 from tests.llm import qwen3_tts_checkpoints as checkpoints
 from tests.llm.qwen3_tts_checkpoints import Reference, edit_config
 from tests.tts.family_checkpoints import (
@@ -34,12 +39,17 @@ from tests.tts.serving import (
     run_with_server,
     wav,
 )
+from tts.config.server import ServerConfig
+from tts.engine.client import EncodedClip, SpeechJob
 from tts.errors import PreconditionError
-from tts.factory import create_service
+from tts.factory import Service, create_service
 from tts.families.base import Checkpoint, SpeechFamily
 from tts.families.registry import find_family
+from tts.ipc.codec import bundle, decode_from_engine, decode_from_front_end, encode
+from tts.ipc.messages import Encoded, Speak
 from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
 from tts.v1 import speech_pb2 as pb
+from tts.voices.folder import VoiceFolder
 from tts.voices.types import Voice, VoicePrompt
 
 SIZE = 151_936
@@ -47,6 +57,7 @@ PAD, BOS, EOS = 151_671, 151_672, 151_673
 CODEC_PAD, CODEC_BOS, END = 2148, 2149, 2150
 THINK, NOTHINK, BEGIN, CLOSE = 2154, 2155, 2156, 2157
 CHINESE, ENGLISH, SICHUAN, VIVIAN, ERIC = 2055, 2050, 2062, 3065, 2875
+SPOKEN_BY = Voice("vivian", speaker="vivian")
 ROLE = [(151_644, None), (77_091, None), (198, None)]
 HELLO = [(BOS, CODEC_PAD), (14_990, CODEC_PAD), (EOS, CODEC_PAD), (PAD, CODEC_BOS)]
 
@@ -132,6 +143,19 @@ def test_a_recording_is_a_text_and_frames(written: Path, tmp_path: Path) -> None
     assert found == [*ROLE, *marks(NOTHINK, BEGIN, CLOSE), *said, *frames]
 
 
+def test_a_vector_stands_for_a_speaker(written: Path, tmp_path: Path) -> None:
+    """Alone, or behind a text and frames of the same voice."""
+    family = family_of(written, tmp_path, tts_model_type="base", speaker_encoder_config=ENCODER)
+    vector = np.arange(48, dtype="<f4").tobytes()
+    alone = prompt_of(family, Voice("any", language="en", prompt=VoicePrompt((), "", vector)))
+    marked = marks(THINK, BEGIN, ENGLISH, CLOSE)
+    assert alone == [*ROLE, *marked, vector, *HELLO]
+    prompt = VoicePrompt((*range(7),), "user", vector)
+    bos, *rest = HELLO
+    both = prompt_of(family, Voice("any", language="en", prompt=prompt))
+    assert both == [*ROLE, *marked, vector, bos, (872, CODEC_PAD), *rest, tuple(range(7))]
+
+
 @pytest.mark.parametrize(
     ("keys", "voices", "traits"),
     [
@@ -154,6 +178,67 @@ def test_variants_take_what_they_were_trained_on(
     assert family.voices().voices[0].language_codes == ("zh", "en")
     assert own.sampling == SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05)
     assert (own.takes_instructions, own.takes_codes, own.invents_voices) == traits
+
+
+PUBLISHED = {"do_sample": True, "repetition_penalty": 1.05, "temperature": 0.9, "top_k": 50}
+PUBLISHED |= {"top_p": 1.0, "max_new_tokens": 8192, "subtalker_dosample": True}
+PUBLISHED |= {"subtalker_temperature": 0.9, "subtalker_top_p": 1.0, "subtalker_top_k": 50}
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "later"),
+    [
+        (None, (0.9, 50, 1.0), (0.9, 50, 1.0)),
+        (PUBLISHED, (0.9, 50, 1.0), (0.9, 50, 1.0)),
+        ({"temperature": 0.7, "top_k": 9}, (0.7, 9, 1.0), (0.9, 50, 1.0)),
+        (
+            {"top_p": 0.8, "subtalker_temperature": 0.5, "subtalker_top_k": 7},
+            (0.9, 50, 0.8),
+            (0.5, 7, 1.0),
+        ),
+        ({"subtalker_dosample": False, "subtalker_top_p": 0.9}, (0.9, 50, 1.0), (0.0, 50, 0.9)),
+        ({"do_sample": False}, (0.0, 50, 1.0), (0.9, 50, 1.0)),
+    ],
+)
+def test_each_kind_of_codes_has_settings_of_the_checkpoint(
+    written: Path,
+    tmp_path: Path,
+    values: dict[str, Any] | None,
+    first: tuple[float, int, float],
+    later: tuple[float, int, float],
+) -> None:
+    if values is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    temperature, top_k, top_p = first
+    assert family_of(written, tmp_path).sampling() == SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=1.05,
+        later_codes=CodeSampling(*later),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"subtalker_top_k": "many"}, "subtalker_top_k must be a number"),
+        ({"subtalker_top_p": 0}, r"generation_config.json: top_p must be in \(0, 1\]"),
+    ],
+)
+def test_wrong_settings_are_an_error(
+    written: Path, tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        family_of(written, tmp_path).sampling()
+
+
+def test_settings_of_a_request_hold_for_all_codes() -> None:
+    own = SamplingParams(temperature=0.7, top_k=9, later_codes=CodeSampling(0.5, 7, 0.9))
+    found = SamplingOverrides(temperature=0.0, top_p=0.8, min_p=0.1).over(own)
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.0, 9, 0.8, 0.1)
+    assert found.later_codes == CodeSampling(0.0, 7, 0.8)
 
 
 def test_an_unknown_speaker_is_an_error(written: Path, tmp_path: Path) -> None:
@@ -251,6 +336,40 @@ def test_greedy_codes_are_those_of_the_reference(
 
 
 @on_service
+def test_a_checkpoint_may_choose_the_likeliest_codes(running: Running, tmp_path: Path) -> None:
+    """Both kinds of codes are those of a request with a temperature of 0."""
+    folder = tmp_path / "model"
+    shutil.copytree(running.folder, folder)
+    switches = {"do_sample": False, "subtalker_dosample": False}
+    (folder / "generation_config.json").write_text(json.dumps(switches))
+    own = create_service(configured(folder))
+    sampled = SamplingOverrides(max_tokens=70, seed=1)
+    greedy = SamplingOverrides(max_tokens=70, temperature=0.0)
+    plain, chosen = codes_of(running.service, sampled), codes_of(running.service, greedy)
+    assert len(chosen) == 70
+    assert codes_of(own, sampled) == chosen != plain
+    asyncio.run(own.client.close())
+
+
+def codes_of(
+    service: Service, sampling: SamplingOverrides, voice: Voice = SPOKEN_BY
+) -> tuple[int, ...]:
+    """Return the codes of a short text."""
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+
+    async def listen() -> tuple[int, ...]:
+        codes: tuple[int, ...] = ()
+        request = SpeechRequest("hello.", voice=voice, sampling=sampling)
+        async for event in synthesizer.stream(request):
+            if isinstance(event, AudioChunk):
+                codes = event.carry
+        return codes
+
+    return asyncio.run(listen())
+
+
+@on_service
 def test_instructions_change_speech(running: Running) -> None:
     async def ask(served: Serving) -> None:
         plain = await collect_speech(served, "Hello.", max_tokens=70)
@@ -316,6 +435,112 @@ def test_a_base_model_speaks_like_a_recording(tmp_path: Path) -> None:
 
     run_with_server(service, ask)
     asyncio.run(service.client.close())
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Base model with a speaker encoder, and with that of its codec."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    write_qwen3_tts_family(folder, tts_model_type="base", speaker_encoder_config=ENCODER)
+    shutil.rmtree(folder / "speech_tokenizer")
+    codec = {"num_quantizers": 7, "codebook_size": 16}
+    write_reference(folder / "speech_tokenizer", **DECODER | codec)
+    return folder
+
+
+def test_a_recording_without_a_transcript_is_a_vector(base: Path, tmp_path: Path) -> None:
+    """Its speech is that of the reference behind a prompt with the vector of other code; created
+    voices keep it.
+    """
+    own = ServerConfig(voice_folder=str(tmp_path / "voices"))
+    service = create_service(configured(base), own)
+    synthesizer = service.synthesizer
+    assert synthesizer is not None
+    samples = hum(1.1, 24_000)
+    clip = wav(samples, 24_000)
+    prompt = asyncio.run(synthesizer.cloner.from_clip(clip, None, ""))
+    assert (prompt.codes, prompt.transcript) == ((), "")
+    tensors = load_file(base / "model.safetensors")
+    heard = {k: v for k, v in tensors.items() if k.startswith("speaker_encoder.")}
+    expected = reference_vector(heard, read_prompt_audio(clip, 24_000), ENCODER)
+    found = np.frombuffer(prompt.vector, "<f4")
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+    both = asyncio.run(synthesizer.cloner.from_clip(clip, None, "hello"))
+    assert (len(both.codes), both.transcript, both.vector) == (330 * 7, "hello", prompt.vector)
+
+    async def ask(served: Serving) -> None:
+        voice = pb.VoiceSelection(prompt=pb.VoicePrompt(audio=clip))
+        cloned = await collect_speech(served, "Hello.", voice=voice, max_tokens=70)
+        again = await collect_speech(served, "Hello.", voice=voice, max_tokens=70)
+        plain = await collect_speech(served, "Hello.", max_tokens=70)
+        assert cloned.data == again.data != plain.data
+        created = pb.CreateVoiceRequest(voice_id="anna", prompt=pb.VoicePrompt(audio=clip))
+        created.consent = "yes"
+        await served.speech.CreateVoice(created)
+        kept = await collect_speech(
+            served, "Hello.", voice=pb.VoiceSelection(name="anna"), max_tokens=70
+        )
+        assert kept.data == cloned.data
+
+    run_with_server(service, ask)
+    asyncio.run(service.client.close())
+    (stored,) = VoiceFolder(tmp_path / "voices").marks()
+    voice = VoiceFolder(tmp_path / "voices").read(stored)
+    assert voice.prompt == prompt
+    assert voice.codec.endswith("+48")
+
+
+def test_vectors_cross_processes() -> None:
+    vector = np.arange(48, dtype="<f4").tobytes()
+    request = Request("r", (1, vector, (2, 3)), SamplingParams())
+    sent = Speak("front", 3, SpeechJob(request, StreamingOptions(chunk_sizes=(7,))))
+    assert decode_from_front_end(encode(sent)) == sent
+    answer = Encoded(3, EncodedClip((1, 2), vector))
+    assert decode_from_engine(bundle([encode(answer)])) == [answer]
+
+
+def test_codes_behind_a_vector_are_those_of_the_reference(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TEXT_IDS": SIZE, "PAD": PAD, "END": END, "CODEBOOKS": 7}.items():
+        monkeypatch.setattr(checkpoints, name, value)
+    service = create_service(configured(base))
+    vector = np.random.default_rng(0).normal(size=48).astype("<f4").tobytes()
+    voice = Voice("mine", prompt=VoicePrompt((), "", vector))
+    prompt = service.prompts.speech_prompt("hello.", voice)
+    assert vector in prompt
+    model = Reference.read(base)
+    model.weights["talker.codec_head.weight"][16:] = 0  # as far as it is allowed
+    model.weights["talker.codec_head.weight"][END] = 0
+    sampling = SamplingOverrides(temperature=0.0, max_tokens=7 * 8, repetition_penalty=1.0)
+    frames = model.frames(prompt, 8)
+    assert codes_of(service, sampling, voice) == tuple(code for frame in frames for code in frame)
+    wrong = replace(voice, prompt=VoicePrompt((), "", vector[4:]))
+    with pytest.raises(RequestError, match="or a vector of 48 finite numbers"):
+        codes_of(service, sampling, wrong)
+    asyncio.run(service.client.close())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enc_dim": 32}, "'speaker_encoder.fc.weight' has shape"),
+        ({"enc_channels": []}, "enc_kernel_sizes and enc_dilations cannot be used"),
+        (None, "lacks 'speaker_encoder.blocks.0.conv.weight'"),
+    ],
+)
+def test_a_speaker_encoder_that_cannot_be_used_is_an_error(
+    base: Path, tmp_path: Path, change: dict[str, Any] | None, message: str
+) -> None:
+    """Before the language model is loaded, which has no weights here."""
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    tensors = load_file(base / "model.safetensors")
+    heard = {k: v for k, v in tensors.items() if k.startswith("speaker_encoder.")}
+    save_file(heard if change else {"other": torch.ones(1)}, folder / "model.safetensors")
+    edit_config(folder, speaker_encoder_config=ENCODER | (change or {}))
+    with pytest.raises((CheckpointError, DecoderConfigError), match=message):
+        create_service(configured(folder))
 
 
 @on_service

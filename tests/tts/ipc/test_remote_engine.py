@@ -103,9 +103,9 @@ def test_reference_clips_are_encoded(engine_client: LocalEngineClient) -> None:
 
     async def scenario() -> None:
         async with remote_engine(engine_client, new_base()) as served:
-            codes = await served.client.encode_prompt(clip)
-            assert codes == await engine_client.encode_prompt(clip)
-            assert len(codes) > 10
+            encoded = await served.client.encode_prompt(clip)
+            assert encoded == await engine_client.encode_prompt(clip)
+            assert len(encoded.codes) > 10
 
     run(scenario)
 

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from llm import FinishReason
 from tests.tts.ramp import RATE, RampClient, build, run
 from tests.tts.serving import Serving, config, error_of, fields_of, hum, run_with_server, wav
+from tts.engine.client import EncodedClip
 from tts.errors import InvalidRequestError, VoiceNotFoundError
 from tts.factory import Service
 from tts.server.speech_api import SpeechApi
@@ -122,7 +123,7 @@ def test_a_recording_is_encoded_once_for_all_of_its_turns(tiny_checkpoint: Path)
     class CountingClient(RampClient):
         num_encoded = 0
 
-        async def encode_prompt(self, samples: np.ndarray) -> tuple[int, ...]:
+        async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
             self.num_encoded += 1
             return await super().encode_prompt(samples)
 

@@ -7,11 +7,12 @@ import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
+from llm import CheckpointError
 from tests.tts.server.test_voices import clip
 from tests.tts.server_process import (
     FRONT_END,
@@ -25,6 +26,7 @@ from tests.tts.server_process import (
 from tests.tts.serving import error_of, grouped, reason_of, run, stream_request
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
+from tts.voices.folder import VoiceFolder
 
 FORGED = {
     "name": "forged",
@@ -61,6 +63,25 @@ async def names(stub: SpeechServiceStub) -> list[str]:
 
 def create(name: str) -> pb.CreateVoiceRequest:
     return pb.CreateVoiceRequest(voice_id=name, prompt=clip())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"codes": [], "transcript": "", "vector": "AAAA*"}, "vector must be in base64"),
+        ({"codes": [], "transcript": "", "vector": 7}, "vector must be in base64"),
+        ({"codes": [], "transcript": "", "vector": "AAAA"}, "vector must have numbers of 4 bytes"),
+        ({"codes": [], "transcript": "", "vector": ""}, "codes must be whole numbers, in a list"),
+        ({"codes": [-1], "transcript": "", "vector": "AAAAAA=="}, "codes must be whole numbers"),
+    ],
+)
+def test_a_file_with_a_wrong_vector_is_an_error(
+    tmp_path: Path, prompt: dict[str, Any], message: str
+) -> None:
+    values = FORGED | {"display_name": "Forged", "prompt": prompt}
+    (tmp_path / "forged.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        VoiceFolder(tmp_path).read("forged.json")
 
 
 def test_foreign_files_are_reported_and_ignored(served: Served) -> None:
