@@ -371,7 +371,7 @@ class DelayedVocabulary(FrameVocabulary):
         self.first_delay, self.last_delay = delays.table[0], delays.longest
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
-        """See `SpeechVocabulary`: those of the frames that are complete; other tokens are skipped."""
+        """See `SpeechVocabulary`: those of complete frames; other tokens are skipped."""
         return self.reader()(token_ids)
 
     def reader(self) -> Callable[[Sequence[Token]], tuple[int, ...]]:
