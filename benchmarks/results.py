@@ -36,6 +36,10 @@ QUICK = "--pdl-level 2 --use-experimental-kernels true"
 OVERLAP = f"--enable-overlap-scheduler {QUICK}"
 STEPS = "--step-s 6 --warm-up-s 6.4 --repeat 1 --clients 8"
 SERVED = f"{STEPS} -- {OVERLAP} --front-ends 4"
+QWEN = (
+    "--shape qwen --part alone streams --alone 15 --start 256 --most 512 --closeness 0.2 "
+    f"{SERVED} --chunk-size 16,16,32,64"
+)
 STATEFUL = """--audio-decoder-config '{"stateful": true}'"""
 EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
 KINDS: dict[str, dict[str, str]] = {
@@ -64,8 +68,8 @@ KINDS: dict[str, dict[str, str]] = {
         f"--closeness 0.2 {SERVED} {EARLY}",
         "serve_csm": f"serve --shape csm --part alone streams --alone 15 --start 256 --most 400 "
         f"--closeness 0.2 {SERVED}",
-        "serve_qwen": f"serve --shape qwen --part alone streams --alone 15 --start 256 --most 512 "
-        f"""--closeness 0.2 {SERVED} --chunk-size 16,16,32,64 {STATEFUL}""",
+        "serve_qwen": f"serve {QWEN}",
+        "serve_qwen_stateful": f"serve {QWEN} {STATEFUL}",
         "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
