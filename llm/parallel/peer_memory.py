@@ -129,14 +129,15 @@ class PeerMemory:
         Earlier memory is kept: captured graphs use its address.
         """
         num_bytes = 4 * num_rows * num_columns
+        if num_rows * -(-num_columns // SHELF_BLOCK) > MAILBOX_PLACES:
+            return None
         if not self._shelves or len(self._shelves[-1][0]) < num_bytes:
             if torch.cuda.is_current_stream_capturing():
                 return None
             self._shelves.append(self._share(1 << (num_bytes - 1).bit_length()))
         buffer, starts = self._shelves[-1]
         rows = buffer[:num_bytes].view(torch.float32).view(num_rows, num_columns)
-        shelf = Shelf(rows, tuple(starts), self._mailboxes[-1])
-        return shelf if num_rows * shelf.num_parts <= MAILBOX_PLACES else None
+        return Shelf(rows, tuple(starts), self._mailboxes[-1])
 
     def mailbox(self, number: int) -> Mailbox:
         """Return one of two mailboxes for sums."""
