@@ -25,7 +25,6 @@ from llm.batch import ScheduledRow
 from llm.request import SamplingParams
 from llm.runner.model_runner import ModelRunner
 from llm.sampling.device.frames import DeviceFrameSampler
-from llm.sampling.device.records import RECORD_WORDS
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AUTO_DECODER, AudioGenerationConfig
 from tts.config.sources import flag_values
@@ -100,7 +99,7 @@ def measure(name: str, batches: Sequence[int], values: dict[str, Any], repeat: i
         logits = torch.randn(count, decoder.shape.codebook_size, device=device)
         states = torch.randn(count, runner.hidden_size, device=device, dtype=model.dtype)
         plan = sampler.prepare(rows_of(count))
-        records = torch.zeros(2 * count, RECORD_WORDS, dtype=torch.int32)
+        records = torch.zeros(count, captured.record_words, dtype=torch.int32)
         sampler.load(plan, records.numpy())
         work = partial(captured.program, logits, records.to(device), states)
         with torch.inference_mode():

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks import results, serve
+from benchmarks import frames, results, serve
 from benchmarks.listeners import Plan, StreamResult, arrivals, request
 from benchmarks.playback import Playback, first_audible
 from benchmarks.report import Figure, Report, publish
@@ -23,6 +23,7 @@ from benchmarks.server_metrics import Samples
 from benchmarks.speech_shapes import SPEAKERS, Speaker
 from decoder import create_decoder
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
+from tests.tts.family_checkpoints import write_qwen3_tts_family
 from tts.families.base import Checkpoint
 from tts.families.registry import find_family
 from tts.serve import build_parser
@@ -322,3 +323,15 @@ def test_the_bar_of_streams_grows_with_replicas() -> None:
     assert speaker.of_replicas(1) is speaker
     assert speaker.of_replicas(4).streams_bar == round(3.6 * (speaker.streams_bar or 0))
     assert SPEAKERS["voice"].of_replicas(4).streams_bar is None
+
+
+def test_codes_of_frames_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = Speaker("qwen", lambda folder: write_qwen3_tts_family(folder / "qwen"))
+    monkeypatch.setitem(SPEAKERS, "qwen", small)
+    arguments = "--shape qwen --rows 1 3 --repeat 2 --model.device-specs cpu"
+    assert frames.main(arguments.split()) == 0
+    found = {one["name"]: one["values"] for one in json.loads(capsys.readouterr().out)["figures"]}
+    assert [*found] == ["qwen: 1 rows", "qwen: 3 rows"]
+    assert all(len(values) == 2 and min(values) > 0 for values in found.values())

@@ -3,8 +3,8 @@
     position 0   hidden state of the language model
     position k   code k - 1 of the frame   ─ layers ─ norm ─ head k ─> logits of code k
 
-Its keys and values live for one frame. Every row is computed by itself, so that its codes do not
-depend on the other rows.
+Its keys and values live for one frame, and every row attends to its own. Products are those of the
+language model: on a CPU, and with `batch_invariant`, a row's codes do not depend on the other rows.
 """
 
 from __future__ import annotations

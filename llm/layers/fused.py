@@ -175,7 +175,10 @@ class AddedProduct:
         if self._mailbox is not None and self.matrix is not None:
             has_room = MAX_ROWS * linear.out_features <= self._mailbox.capacity
             if self.matrix.bias is not None or not has_room:
-                self.matrix = None  # each rank would add the bias
+                self.matrix = None
+        # One rank has the bias of a matrix whose inputs are split; all must exchange in one way.
+        if self._mailbox is not None and not group.minimum(self.matrix is not None):
+            self.matrix = None
         self._linear: Any = linear
         self._is_float8 = takes_float8(linear)
         self._group = group

@@ -45,8 +45,8 @@ class Group(ABC):
         return []
 
     def abort(self) -> None:
-        """End collectives that wait for a rank that has ended; they raise. Callable from any
-        thread.
+        """End NCCL's collectives that wait for a rank that has ended; they raise. Kernels that wait
+        for its memory end with this process. Callable from any thread.
         """
         return
 

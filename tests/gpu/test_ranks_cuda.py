@@ -97,6 +97,14 @@ def test_idle_gpus_run_forwards_together(tmp_path: Path) -> None:
     assert found == expected
 
 
+def test_biases_of_a_matrix_whose_inputs_are_split(tmp_path: Path) -> None:
+    """One rank adds them; all exchange their sums in the same way, also of one row."""
+    folder = write_llama(tmp_path / "llama", attention_bias=True, mlp_bias=True, **SHAPE)
+    expected, _ = run(folder, TWO[:1], max_num_steps=1)
+    found, _ = run(folder, TWO, max_num_steps=1)
+    assert found == expected
+
+
 def test_a_killed_rank_does_not_leave_the_other_one_in_a_collective(checkpoint: Path) -> None:
     engine = create_engine(config(checkpoint, TWO))
     engine.start()

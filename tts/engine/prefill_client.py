@@ -86,13 +86,15 @@ class PrefillClient:
         claims: list[PageClaim] = []  # of the engine's thread; at most one
 
         def on_tokens(chunk: TokenChunk) -> None:
-            if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                # There is room: the request has just given back the page of its last token.
-                claim = self._transfer.claim(f"pages of {request.request_id}", request)
-                claims.extend([claim] if claim is not None else [])
-            if chunk.finish_reason is not None:
-                with suppress(RuntimeError):  # the loop is closed, so no reader is left
-                    loop.call_soon_threadsafe(_set, ended, chunk)
+            try:
+                if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                    # There is room: the request has just given back the page of its last token.
+                    claim = self._transfer.claim(f"pages of {request.request_id}", request)
+                    claims.extend([claim] if claim is not None else [])
+            finally:
+                if chunk.finish_reason is not None:
+                    with suppress(RuntimeError):  # the loop is closed, so no reader is left
+                        loop.call_soon_threadsafe(_set, ended, chunk)
 
         self._engine.submit(request, on_tokens)
         num_read = 0
@@ -128,8 +130,8 @@ class PrefillClient:
             return False
         try:
             if peer not in self._peers:
-                while len(self._peers) >= MAX_PEERS:
-                    del self._peers[next(iter(self._peers))]
+                if len(self._peers) >= MAX_PEERS:
+                    return False  # none is unmapped: another thread may be writing it
                 self._peers[peer] = self._transfer.open_slots(peer, NUM_SLOTS)
             slots = self._peers[peer]
             if slots is None:

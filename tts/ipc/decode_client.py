@@ -17,14 +17,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decoder import CodecSpec
-from llm import EngineStoppedError, LLMError, Request, TokenChunk
+from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
@@ -34,6 +34,7 @@ from tts.ipc.inbox import Inbox
 from tts.ipc.messages import Pages
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
+from tts.ipc.sockets import MAX_MESSAGE_BYTES
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tts.ipc")
 
+MESSAGE_SPARE_BYTES = 1024  # of a message, beside the content of a page
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
 LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
 MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
+ANSWER_S = 60.0  # for the next pages of a prompt; then they are computed here
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
 
 
@@ -95,6 +98,8 @@ class DecodeClient:
         self._num_open = [0] * len(self._prefills)
         self._landings: list[list[_Landing]] = [[] for _ in self._prefills]  # unused ones
         self._num_landings = 0 if transfer.is_on_gpu else MAX_LANDINGS
+        self._retired: list[_Landing] = []
+        self._num_fetching = 0
         self._names = itertools.count()
         self._full = asyncio.Lock()  # held while a claim waits for room; the others wait in order
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -111,6 +116,11 @@ class DecodeClient:
         """
         transfer = local.engine.transfer
         assert transfer is not None
+        if transfer.page_bytes > MAX_MESSAGE_BYTES - MESSAGE_SPARE_BYTES:
+            raise ConfigError(
+                f"a KV page has {transfer.page_bytes} bytes, too many for one message of an engine "
+                "for prompts; a smaller model.kv_cache.kv_cache_page_size makes it smaller"
+            )
         own = str(transfer.format)
         endpoints = [Endpoints.of(base, own, by_format=True) for base in bases]
         client = cls(local, endpoints, watermark)
@@ -162,8 +172,9 @@ class DecodeClient:
         return await self._local.encode_prompt(samples)
 
     async def status(self) -> EngineStatus:
-        """Return a snapshot of the local engine."""
-        return await self._local.status()
+        """Return a snapshot of the local engine; prompts whose pages are awaited are waiting."""
+        status = await self._local.status()
+        return replace(status, waiting=status.waiting + self._num_fetching)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Disconnect from the other engines, and close the local client."""
@@ -178,9 +189,12 @@ class DecodeClient:
         """Have the pages of a prompt computed and received as far as possible."""
         if request.embeds or request.sampling.echo:
             return  # each of its tokens is needed in a step
+        if request.lora:
+            return  # another engine's adapter of this name may be another one
         if not (self._transfer.num_pages(request) and self._transfer.fits(request)):
             return
         transfer = _Transfer()
+        self._num_fetching += 1
         try:
             await self._claim(transfer, request)
             if transfer.missing:
@@ -188,6 +202,7 @@ class DecodeClient:
         finally:
             # Behind a write that is in progress, and in front of the request.
             released = self._writer.submit(self._post, partial(self._release, transfer))
+            self._num_fetching -= 1
             await asyncio.shield(asyncio.wrap_future(released))
 
     async def _claim(self, transfer: _Transfer, request: Request) -> None:
@@ -246,18 +261,16 @@ class DecodeClient:
         try:
             with Inbox(self._transfer.part_bytes) as inbox:
                 answers = self._prefills[number].prefill(request, first_page, inbox.path, handle)
-                async with aclosing(answers):
+                async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
                     async for pages in answers:
-                        inbox.hide()
+                        limit.reschedule(loop.time() + ANSWER_S)
                         store = partial(self._store, transfer.missing, pages, inbox, landing)
                         await loop.run_in_executor(self._writer, store)
                         transfer.num_written += pages.num_pages
             is_whole = True
         finally:
-            if landing is not None and is_whole:
-                self._landings[number].append(landing)
-            elif landing is not None:  # it may still be written
-                self._num_landings -= 1
+            if landing is not None:  # one that may still be written is kept, and not used again
+                (self._landings[number] if is_whole else self._retired).append(landing)
 
     def _take_landing(self, number: int) -> _Landing | None:
         """Return unused memory of the GPU for an engine; None where there can be none."""
@@ -306,7 +319,7 @@ class DecodeClient:
             for number, prefill in enumerate(self._prefills)
             if number not in tried and prefill.takes_work
         }
-        key = request.lora or request.prompt_ids[:KEY_TOKENS]
+        key = request.prompt_ids[:KEY_TOKENS]
         return choose(preferred_of(key, len(self._prefills)), loads) if loads else None
 
     def _warn(self, reason: str) -> None:

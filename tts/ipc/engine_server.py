@@ -65,6 +65,7 @@ logger = logging.getLogger("tts.engine")
 AUDIO_WINDOW, TEXT_WINDOW, PAGES_WINDOW = 4, 32, 4
 NO_DATA = memoryview(b"")
 BEAT_S = 0.5
+PAGES_TIMEOUT_S = 60.0  # for an engine to read the pages that it was sent
 REQUEST_BOUND = 1024  # queued messages from one front end
 REPLY_BOUND = 16_384  # queued messages to one front end
 NOTICE_BOUND = 65_536  # queued cancellations and credit; a few per stream
@@ -255,7 +256,11 @@ class EngineServer:
         name, server_id = hello.front_end, self._endpoints.server_id
         if hello.server_id != server_id:
             if self._reached(name, encode(Refused(server_id))):
-                logger.error("%s of server %s is refused: not this server", name, hello.server_id)
+                logger.error(
+                    "%s is refused: it belongs to %s, another server or format of pages",
+                    name,
+                    hello.server_id,
+                )
         elif self._reached(name, encode(Welcome(server_id, self._info, self._status))):
             self._peers.setdefault(name, _Peer(name))
 
@@ -302,10 +307,14 @@ class EngineServer:
 
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
         """Run one stream; send its error as the last answer."""
+        limit_s = (
+            PAGES_TIMEOUT_S if isinstance(work, Prefill) else None
+        )  # other readers have theirs
         try:
             async with aclosing(self._answers(peer, work)) as answers:
                 async for answer in answers:
-                    await stream.take()
+                    async with asyncio.timeout(limit_s):
+                        await stream.take()
                     self._send(peer, answer)
         except Exception as error:
             value = to_error_value(error)

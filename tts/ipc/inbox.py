@@ -4,8 +4,8 @@
     reader: read(slot) ◀── slot, as an answer ── writer: put(data)
 
 The slots are those of a file in shared memory, used in turn. A stream's window allows for one slot
-fewer than there are, so that a slot is written again after it was read. The file has no name any
-more once the writer has it open, so that nothing is left when both processes end.
+fewer than there are, so that a slot is written again after it was read. The writer removes
+the file's name when it has opened it, so that nothing is left when both processes end.
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ class Inbox:
         if os.preadv(self._file, [out.data], slot * self._slot_bytes) != out.nbytes:
             raise ValueError(f"{self!r} is too short")
 
-    def hide(self) -> None:
-        """Remove the file's name, after the writer has opened it."""
-        if self.path:
-            Path(self.path).unlink(missing_ok=True)
-
     def __enter__(self) -> Inbox:
         return self
 
@@ -61,7 +56,7 @@ class Inbox:
         trace: TracebackType | None,
     ) -> None:
         if self.path:
-            self.hide()
+            Path(self.path).unlink(missing_ok=True)  # if no writer has opened it
             os.close(self._file)
             self.path = ""
 
@@ -89,6 +84,8 @@ class Outlet:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             os.close(file)
             return None
+        with suppress(OSError):
+            os.unlink(path)
         return cls(file, found.st_size // NUM_SLOTS)
 
     def put(self, data: np.ndarray) -> int:

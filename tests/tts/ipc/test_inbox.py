@@ -23,7 +23,6 @@ def test_slots_are_used_in_turn() -> None:
     with Inbox(SIZE) as box:
         outlet = Outlet.open(box.path)
         assert outlet is not None
-        box.hide()
         assert not Path(box.path).exists()
         with outlet:
             for number in range(3 * NUM_SLOTS):

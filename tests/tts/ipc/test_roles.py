@@ -456,7 +456,9 @@ def test_a_storm(text_checkpoint: Path, seed: int) -> None:
     run(scenario)
 
 
-def test_prompts_of_adapters_are_computed_with_them(text_checkpoint: Path, tmp_path: Path) -> None:
+def test_prompts_of_adapters_are_computed_where_they_decode(
+    text_checkpoint: Path, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         adapter = str(write_adapter(tmp_path / "low", text_checkpoint))
         lora = {"lora": {"enable_lora": True, "lora_paths": [adapter]}}
@@ -468,10 +470,7 @@ def test_prompts_of_adapters_are_computed_with_them(text_checkpoint: Path, tmp_p
         assert expected[0] != expected[1]
         async with roles(text_checkpoint, prefill=lora, **lora) as served:
             assert await parts.all_tokens(served.client, [plain, adapted]) == expected
-            assert served.received == 10
-        async with roles(text_checkpoint, **lora) as served:  # the other engine has no adapter
-            assert await parts.all_tokens(served.client, [plain, adapted]) == expected
-            assert served.received == 5
+            assert served.received == 5  # of the plain one
 
     run(scenario)
 
