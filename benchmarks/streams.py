@@ -138,7 +138,7 @@ class StubEngine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink, arrival_s: float | None = None) -> None:
         with self._lock:
             row = Row(request.request_id, sink, request.sampling.max_tokens or 1)
             self._rows[request.request_id] = row
