@@ -81,11 +81,11 @@ class Residual(nn.Module):
         size, scale = config["enc_channels"][index], config["enc_res2net_scale"]
         part, sizes = size // scale, (config["enc_kernel_sizes"], config["enc_dilations"])
         self.tdnn1, self.tdnn2 = Rectified(size, size), Rectified(size, size)
-        self.res2net_block = nn.Module()
+        self.res2net_block: Any = nn.Module()
         self.res2net_block.blocks = nn.ModuleList(
             Rectified(part, part, *(given[index] for given in sizes)) for _ in range(scale - 1)
         )
-        self.se_block = nn.Module()
+        self.se_block: Any = nn.Module()
         self.se_block.conv1 = layer(size, config["enc_se_channels"])
         self.se_block.conv2 = layer(config["enc_se_channels"], size)
 
@@ -111,7 +111,7 @@ class Network(nn.Module):
         others = [Residual(config, index) for index in range(1, len(channels) - 1)]
         self.blocks = nn.ModuleList([first, *others])
         self.mfa = Rectified(last, last, kernels[-1], dilations[-1])
-        self.asp = nn.Module()
+        self.asp: Any = nn.Module()
         self.asp.tdnn, self.asp.conv = Rectified(3 * last, hidden), layer(hidden, last)
         self.fc = layer(2 * last, config["enc_dim"])
 

@@ -23,7 +23,7 @@ from llm.batch import (
 )
 from llm.config import KVCacheConfig, ModelConfig, PipelineConfig
 from llm.models.pickle_weights import find_weights
-from llm.request import SamplingParams
+from llm.request import SamplingParams, Token
 from llm.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -115,14 +115,14 @@ def pipeline_config(
 
 
 def row(
-    token_ids: Sequence[int],
+    token_ids: Sequence[Token],
     pages: Sequence[int],
     start: int = 0,
     *,
     request_id: str = "a",
     sampling: SamplingParams = GREEDY,
     samples: bool = True,
-    output_ids: Sequence[int] = (),
+    output_ids: Sequence[Token] = (),
 ) -> ScheduledRow:
     """Return a row with tokens at positions start, start + 1, …"""
     return ScheduledRow(
