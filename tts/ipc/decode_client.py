@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tts.ipc")
 
-MESSAGE_SPARE_BYTES = 1024  # of a message, beside the content of a page
+MESSAGE_SPARE_BYTES = 1024  # of a message, in addition to the content of a page
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
 LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here

@@ -257,7 +257,7 @@ class EngineServer:
         if hello.server_id != server_id:
             if self._reached(name, encode(Refused(server_id))):
                 logger.error(
-                    "%s is refused: it belongs to %s, another server or format of pages",
+                    "%s of server %s is refused: another server, or other pages",
                     name,
                     hello.server_id,
                 )

@@ -226,7 +226,9 @@ def test_the_root_gives_every_public_name() -> None:
         llm.__all__
     )
     assert set(llm.__all__) == set(dir(llm))
-    for name in set(llm.__all__) - {"WeightsAdapter", "Token"}:  # aliases of types, without a name
+    assert llm.VECTOR_WIDTH > 0
+    without_name = {"WeightsAdapter", "Token", "VECTOR_WIDTH"}  # aliases of types, and a number
+    for name in set(llm.__all__) - without_name:
         assert getattr(llm, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         llm.Nothing  # noqa: B018
