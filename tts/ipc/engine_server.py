@@ -26,7 +26,7 @@ from llm import Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
 from tts.engine.prefill_client import PagePart, PrefillClient
-from tts.errors import NotAvailableError
+from tts.errors import NotAvailableError, SlowReaderError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Outlet
@@ -74,12 +74,18 @@ BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
 
 class _Stream:
-    """Task of one stream, with its credit. `is_slot`: it holds a slot among the running calls."""
+    """Task of one stream, with its credit. `is_slot`: it holds a slot among the running calls.
 
-    def __init__(self, credit: int, *, is_slot: bool = False) -> None:
+    `timeout_s` limits each wait for credit; None: the reader has a limit of its own.
+    """
+
+    def __init__(
+        self, credit: int, *, is_slot: bool = False, timeout_s: float | None = None
+    ) -> None:
         self.task: asyncio.Task[None] | None = None
         self.is_slot = is_slot
         self._credit = credit
+        self._timeout_s = timeout_s
         self._may_send = asyncio.Event()
 
     def give(self, num_items: int) -> None:
@@ -89,10 +95,15 @@ class _Stream:
             self._may_send.set()
 
     async def take(self) -> None:
-        """Wait for one item of credit and consume it."""
+        """Wait for one item of credit and consume it. Raises SlowReaderError."""
         if self._credit <= 0:
             self._may_send.clear()
-            await self._may_send.wait()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._may_send.wait()
+            except TimeoutError as error:
+                text = f"an answer was left unread for {self._timeout_s:g} s"
+                raise SlowReaderError(text) from error
         self._credit -= 1
 
 
@@ -286,7 +297,8 @@ class EngineServer:
             return
         windows = {Speak: AUDIO_WINDOW, Prefill: PAGES_WINDOW}
         window = windows.get(type(work), TEXT_WINDOW)
-        stream = _Stream(window, is_slot=isinstance(work, Admit))
+        limit_s = PAGES_TIMEOUT_S if isinstance(work, Prefill) else None
+        stream = _Stream(window, is_slot=isinstance(work, Admit), timeout_s=limit_s)
         peer.streams[number] = stream
         stream.task = asyncio.create_task(self._work(peer, work, stream))
         # Done here because a task that is cancelled before its first step does not run.
@@ -307,14 +319,10 @@ class EngineServer:
 
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
         """Run one stream; send its error as the last answer."""
-        limit_s = (
-            PAGES_TIMEOUT_S if isinstance(work, Prefill) else None
-        )  # other readers have theirs
         try:
             async with aclosing(self._answers(peer, work)) as answers:
                 async for answer in answers:
-                    async with asyncio.timeout(limit_s):
-                        await stream.take()
+                    await stream.take()
                     self._send(peer, answer)
         except Exception as error:
             value = to_error_value(error)

@@ -172,9 +172,11 @@ class RemoteEngineClient:
             return Prefill(front_end, stream, request, first_page, inbox, peer)
 
         async with self._reading(work, request, PAGES_WINDOW) as reader:
-            while not reader.stream.has_ended:
-                pages = await reader.next()
-                assert isinstance(pages, Pages)
+            pages = None
+            while pages is None or not pages.is_last:
+                answer = await reader.next()
+                assert isinstance(answer, Pages)
+                pages = answer
                 reader.stream.has_ended = pages.is_last
                 yield pages
 

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from llm import ConfigError, PageTransfer, PipelineRole, Request, SamplingParams
+from llm.kv_cache import transfer
 from tests.fakes import build_text_checkpoint
 from tests.llm.lora.adapters import write_adapter
 from tests.tts.engine.jobs import run
@@ -23,8 +24,8 @@ from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
 from tests.tts.ipc.roles import PAGE, prompt, requests, roles, tokens_of
 from tts.engine import prefill_client
 from tts.engine.local_client import StreamLimits
-from tts.errors import NotAvailableError
-from tts.ipc import decode_client, inbox
+from tts.errors import NotAvailableError, SlowReaderError
+from tts.ipc import decode_client, engine_server, inbox
 from tts.ipc.codec import encode
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints
@@ -489,5 +490,25 @@ def test_a_lost_reader_leaves_no_pages_behind(text_checkpoint: Path) -> None:
             await served.prefills[0].servers[0].wait_idle(0.01)
             await served.check_released()
             await wait_until(lambda: served.client._prefills[0].takes_work)
+
+    run(scenario)
+
+
+def test_a_reader_that_reads_no_pages_does_not_keep_them(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_server, "PAGES_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transfer, "PART_BYTES", 1)  # a part for each page: more than a window
+
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            (asked,) = requests(length=300, count=1)
+            answers = served.client._prefills[0].prefill(asked, 0)
+            assert (await anext(answers)).num_pages == 1
+            await served.prefills[0].servers[0].wait_idle(0.01)  # although the reader is there
+            with pytest.raises(SlowReaderError):
+                async for _ in answers:
+                    pass
+            await served.check_released()
 
     run(scenario)

@@ -18,6 +18,7 @@ import pytest
 from tests.tts.processes.test_kills import Status, channel_to, create_voice, until, voice_names
 from tests.tts.server_process import Process, Shared, serving_process, shared
 from tests.tts.serving import error_of, health, reason_of, retry_s, stream_request
+from tts.ipc.engine_server import BEAT_S
 from tts.v1 import common_pb2
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -64,6 +65,17 @@ class Replicated:
             return await self.metric("sonant_replica_up") == expected
 
         await until(is_so)
+
+    async def after_warm_up(self) -> list[float]:
+        """Wait until the heartbeats of all replicas count their whole warm-up; return the finished
+        sequences by replica.
+        """
+        found: list[float] = []
+        while True:
+            before, found = found, await self.metric("sonant_sequences_finished_total")
+            if all(found) and found == before:
+                return found
+            await asyncio.sleep(3 * BEAT_S)
 
     async def until_finished(self, count: float) -> list[float]:
         """Wait until so many sequences have ended in all; return the numbers by replica."""
@@ -167,7 +179,7 @@ def test_streams_of_a_new_voice_are_spread_and_equal(server: Shared[Replicated])
 def test_calls_of_one_voice_prefer_one_replica(server: Shared[Replicated]) -> None:
     async def scenario() -> None:
         value = server.value
-        before = await value.metric("sonant_sequences_finished_total")
+        before = await value.after_warm_up()
         for stub in value.stubs:
             call = stub.SynthesizeStream(stream_request("Hello.", max_tokens=4))
             assert [response async for response in call]
