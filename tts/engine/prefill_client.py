@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from llm import EngineStoppedError, FinishReason, Request, SamplingParams, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
@@ -154,7 +154,9 @@ class PrefillClient:
         with suppress(EngineStoppedError):
             self._engine.run_on_engine(release)
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Refuse: raises NotAvailableError."""
         self._refuse()
 

@@ -94,10 +94,11 @@ class TextStream(StreamTask):
     """Stream of a text request: passes chunks through."""
 
     queue: StreamQueue[TokenChunk]
+    is_held = False  # by its reader, who sets it on any thread
 
     @property
     def is_ahead(self) -> bool:
-        return self.queue.is_full
+        return self.is_held or self.queue.is_full
 
     def on_tokens(self, chunk: TokenChunk) -> None:
         if self.is_done:

@@ -25,7 +25,7 @@ import numpy as np
 
 from decoder import CodecSpec
 from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
 from tts.errors import TTSError
@@ -151,11 +151,13 @@ class DecodeClient:
         """Specification of the codec; None for a text-only model."""
         return self._local.codec
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request; see `LocalEngineClient.generate`."""
         arrival_s = time.monotonic()
         await self._fetch(request)
-        async with aclosing(self._local.generate(request, arrival_s)) as chunks:
+        async with aclosing(self._local.generate(request, hold, arrival_s)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

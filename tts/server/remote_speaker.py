@@ -231,6 +231,13 @@ class RemoteSession:
         self._accepted = asyncio.Event()
         self._has_ended = False
 
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether its engines, which share this machine with those of the text, prepare its first
+        audio: never, they are those of another server.
+        """
+        return False
+
     def feed(self, text: str) -> None:
         """Append text."""
         for start in range(0, len(text), FRAGMENT_CHARACTERS):

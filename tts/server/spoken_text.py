@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from tts.engine.client import Hold
 from tts.server.call import Call, note_event
 from tts.server.context import ServerContext
 from tts.server.speech_api import OpenSession
@@ -46,7 +47,9 @@ async def generate_spoken(
     """
     session = await request.open_session()
     written, usage = TextPiece(""), SpeechUsage()
-    async with aclosing(speak_text(host.text.write(request.text), session)) as events:
+    hold = Hold()
+    pieces = host.text.write(request.text, hold)
+    async with aclosing(speak_text(pieces, session, hold)) as events:
         async for event in events:
             if isinstance(event, TextPiece):
                 written = event

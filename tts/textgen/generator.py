@@ -17,7 +17,7 @@ from llm import (
     as_ids,
 )
 from tts.checkpoint.tokenizer import IncrementalDetokenizer
-from tts.engine.client import EngineClient
+from tts.engine.client import EngineClient, Hold
 from tts.errors import InvalidRequestError, SynthesisError
 from tts.families.prompt import PromptBuilder
 
@@ -64,8 +64,10 @@ class TextGenerator:
     def __init__(self, client: EngineClient, prompts: PromptBuilder) -> None:
         self._client, self._prompts = client, prompts
 
-    async def write(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        """Stream a request; closing the iterator cancels it.
+    async def write(
+        self, request: TextRequest, hold: Hold | None = None
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Stream a request, which `hold` may interrupt; closing the iterator cancels it.
 
         From `min_tokens` on, a stop string ends the text before its first character. Raises the
         engine's errors for invalid requests, InvalidRequestError when no token fits the schema,
@@ -79,7 +81,7 @@ class TextGenerator:
             request.priority,
             lora=request.lora,
         )
-        async with aclosing(self._client.generate(engine_request)) as chunks:
+        async with aclosing(self._client.generate(engine_request, hold)) as chunks:
             async for chunk in chunks:
                 if chunk.is_refused:
                     raise InvalidRequestError.of("config.json_schema", chunk.error)
