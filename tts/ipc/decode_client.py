@@ -46,7 +46,7 @@ MESSAGE_SPARE_BYTES = 1024  # of a message, in addition to the content of a page
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
 LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
-MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
+MAX_LANDINGS = 3  # prompts whose pages come from another GPU directly at the same time
 ANSWER_S = 60.0  # for the next pages of a prompt; then they are computed here
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
 
@@ -294,7 +294,8 @@ class DecodeClient:
     ) -> None:
         """Write received pages to the pool; on the writer's thread."""
         transfer, count = self._transfer, pages.num_pages
-        if not 0 <= count <= min(len(missing), transfer.part_pages):
+        most = transfer.peer_pages if pages.on_gpu else transfer.part_pages
+        if not 0 <= count <= min(len(missing), most):
             raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
         if not count:
             return
