@@ -58,6 +58,7 @@ class SpeakerNames:
     voices: VoiceRegistry
     sample_rate: int
     takes_instructions: bool  # False of a server of a version before this field
+    times_words: bool
 
 
 class RemoteSpeaker:
@@ -195,13 +196,22 @@ class RemoteSpeaker:
             if not (page.next_page_token and page.voices) or len(found) >= MAX_VOICES:
                 break
             request.page_token = page.next_page_token
-        voices = [Voice(voice.name, is_builtin=voice.builtin) for voice in found]
+        voices = [
+            Voice(
+                voice.name,
+                voice.display_name,
+                tuple(voice.language_codes),
+                is_builtin=voice.builtin,
+            )
+            for voice in found
+        ]
         return SpeakerNames(
             model.name,
             tuple(model.adapters),
             VoiceRegistry(voices, ""),
             model.native_sample_rate_hertz,
             model.instructions,
+            model.word_timestamps,
         )
 
     def _note(self, problem: str) -> None:
