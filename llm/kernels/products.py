@@ -24,6 +24,8 @@ from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
 from llm.kernels.words import Words
 from llm.parallel.peer_memory import Mailbox
 
+PACKED_REGISTERS = 128  # of a thread: four programs of four warps fit on a processor
+
 
 @triton.jit
 def _few_rows_kernel(
@@ -120,6 +122,8 @@ def launch_few_rows(
         PACKED=packed,
         LEVEL=level,
         num_warps=blocks.num_warps,
+        # Without a limit the compiler takes so many that fewer programs fit on a processor.
+        maxnreg=PACKED_REGISTERS if packed[0] and len(x) == 1 else None,
         launch_pdl=level > 0,
     )
 

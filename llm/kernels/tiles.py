@@ -8,9 +8,13 @@ Float8 matrices have a scale for each row of the matrix, and activations are rou
 `llm.kernels.rounding.quantize_rows`.
 
 Packed matrices (`llm.kernels.words`) are read in units of 16 bytes, whose numbers one thread
-multiplies without a conversion: the bits of a number u behind the leading one of a float's mantissa
-are 1 + u / 2^BITS, so that Σ u x = 2^BITS × (Σ (1 + u / 2^BITS) x - Σ x). The sums of x by unit are
-computed once, and a group's scale is applied to the sum of each of its units.
+multiplies without a conversion. A byte b = 16 h + l as the highest bits of a float's mantissa is
+1 + b / 256, and its upper half alone 1 + h / 16, so that one shift is enough for two numbers:
+
+    h x + l y = 16 × ((1 + h / 16) × (x - 16 y) + (1 + b / 256) × 16 y - x)
+
+The sums of x by unit are computed once, and a group's scale is applied to the sum of each of its
+units.
 `PACKED` is the bits of a number (0: the matrix is not packed), the inputs of a group, and whether
 groups have minimums.
 """
@@ -51,35 +55,39 @@ def load_tile(
 def load_packed_tile(
     matrix: tl.tuple,
     first_row: tl.tensor,
-    rows: tl.tensor,
-    num_out: tl.tensor,
+    num_rows: tl.tensor,
     IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     PACKED: tl.constexpr,
 ) -> tl.tuple:
-    """Load chunks of the packed matrix rows `first_row` + `rows`: words [BLOCK_OUT, 4 × units], and
-    the scales and minimums [BLOCK_OUT, units] of their groups; 0 beyond the matrix.
+    """Load chunks of `num_rows` rows of a packed matrix: words [BLOCK_OUT, 4 × units], and the
+    scales and minimums [BLOCK_OUT, units] of their groups; 0 beyond them.
     """
     UNIT: tl.constexpr = 128 // PACKED[0]
     UNITS: tl.constexpr = IN // UNIT
     BLOCK: tl.constexpr = BLOCK_IN // UNIT
     GROUPS: tl.constexpr = IN // PACKED[1]
     PER_GROUP: tl.constexpr = PACKED[1] // UNIT
-    lines = (first_row + rows).to(tl.int64)
-    starts = matrix[0] + lines[:, None] * (UNITS * 4)
-    is_row = (rows < num_out)[:, None]
+    rows = tl.arange(0, BLOCK_OUT)[:, None]
+    is_row = rows < num_rows
+    first_row = first_row.to(tl.int64)
+    start = matrix[0] + first_row * (UNITS * 4)
+    scales, minimums = matrix[1] + first_row * GROUPS, matrix[2] + first_row * GROUPS
     chunks: tl.tuple = ()
     for first in tl.static_range(0, UNITS, BLOCK):
         inside = first * 4 + tl.arange(0, BLOCK * 4)
         mask = is_row & (inside < UNITS * 4)[None, :]
-        words = tl.load(starts + inside[None, :], mask=mask, other=0, eviction_policy="evict_first")
-        # Transposed, and as if they were apart: the thread that loads a unit loads its scale.
-        units = (first + tl.arange(0, BLOCK))[:, None]
-        mask = (units < UNITS) & (rows < num_out)[None, :]
-        places = tl.max_contiguous(lines[None, :] * GROUPS + units // PER_GROUP, [1, 1])
-        chunk: tl.tuple = (words, tl.trans(tl.load(matrix[1] + places, mask=mask, other=0.0)))
+        places = rows * (UNITS * 4) + inside[None, :]
+        words = tl.load(start + places, mask=mask, other=0, eviction_policy="evict_first")
+        # As if they were apart: then the lanes of a warp have different rows, and the sums of
+        # units, which follow them through shared memory, need few exchanges between lanes.
+        units = first + tl.arange(0, BLOCK)
+        mask = is_row & (units < UNITS)[None, :]
+        places = tl.max_contiguous(rows * GROUPS + (units // PER_GROUP)[None, :], [1, 1])
+        chunk: tl.tuple = (words, tl.load(scales + places, mask=mask, other=0.0))
         if PACKED[2]:
-            chunk = chunk + (tl.trans(tl.load(matrix[2] + places, mask=mask, other=0.0)),)
+            chunk = chunk + (tl.load(minimums + places, mask=mask, other=0.0),)
         chunks = chunks + (chunk,)
     return chunks
 
@@ -102,7 +110,10 @@ def load_tiles(
     rows = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     for part in tl.static_range(PARTS):
         if PACKED[0] > 0:
-            loaded = load_packed_tile(matrix, part * num_out, rows, num_out, IN, BLOCK_IN, PACKED)
+            first = tile * BLOCK_OUT
+            loaded = load_packed_tile(
+                matrix, part * num_out + first, num_out - first, IN, BLOCK_OUT, BLOCK_IN, PACKED
+            )
         else:
             start = matrix[0] + part * num_out.to(tl.int64) * IN
             loaded = load_tile(start, rows, num_out, IN, BLOCK_IN)
@@ -140,16 +151,31 @@ def sum_by_unit(words: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def sums_of_units(row: tl.tuple, BITS: tl.constexpr) -> tl.tuple:
-    """Return the sums [units] of each chunk of a vector of `load_units`."""
+def paired_units(row: tl.tuple, BITS: tl.constexpr) -> tl.tuple:
+    """Return what the numbers of `numbers_at` are multiplied with, for a vector of `load_units`,
+    and for each chunk the sums [units] of the vector, and of the ones in those numbers.
+    """
     PLACES: tl.constexpr = 32 // BITS
+    inputs: tl.tuple = ()
     sums: tl.tuple = ()
     for c in tl.static_range(len(row) // PLACES):
         total = row[c * PLACES]
+        ones = row[c * PLACES + 8 // BITS - 1]
         for place in tl.static_range(1, PLACES):
             total += row[c * PLACES + place]
-        sums = sums + (sum_by_unit(total),)
-    return sums
+        for place in tl.static_range(0, PLACES, 8 // BITS):
+            low = row[c * PLACES + place]
+            if BITS == 4:
+                low = low * 16.0
+                high = row[c * PLACES + place + 1]
+                inputs = inputs + (low, high - low)
+            else:
+                high = low
+                inputs = inputs + (low,)
+            if place > 0:
+                ones += high
+        sums = sums + ((sum_by_unit(total), sum_by_unit(ones)),)
+    return inputs, sums
 
 
 @triton.jit
@@ -255,7 +281,7 @@ def load_rows(
             row, factor = quantize_row(row)
             scale = factor * scale
         if PACKED[0] > 0:
-            row = (row, sums_of_units(row, PACKED[0]))
+            row = paired_units(row, PACKED[0])
             scale = scale * (1 << PACKED[0])
         rows = rows + (row,)
         scales = scales + (scale,)
@@ -275,11 +301,13 @@ def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
 def numbers_at(
     words: tl.tensor, one: tl.tensor, place: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tensor:
-    """Return 1 + u / 2^BITS for the number u at a place of each word. `one`: the bits of 1.0."""
-    TOP: tl.constexpr = 23 - BITS  # place of its lowest bit in the mantissa
-    down: tl.constexpr = BITS * place - TOP
+    """Return 1 + b / 256 for the byte b that begins at a place of each word, and 1 + h / 16 for its
+    upper half h at the next place. `one`: the bits of 1.0.
+    """
+    down: tl.constexpr = BITS * place // 8 * 8 - 15  # the mantissa's highest bits are 15 to 22
     moved = words >> down if down > 0 else words << -down
-    bits = (moved & (((1 << BITS) - 1) << TOP)) | one
+    MASK: tl.constexpr = 0x7F8000 if BITS * place % 8 == 0 else 0x780000
+    bits = (moved & MASK) | one
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -291,7 +319,7 @@ def multiply_packed_tile(
     BITS: tl.constexpr = PACKED[0]
     PLACES: tl.constexpr = 32 // BITS
     # Without minimums the number 8 of 4 bits is zero; of 8 bits it is always 128.
-    OFFSET: tl.constexpr = 1.0 if BITS == 4 and PACKED[2] else 1.5
+    ZERO: tl.constexpr = 0.0 if BITS == 4 and PACKED[2] else 0.5
     inputs, sums = row
     found: tl.tuple = ()
     for c in tl.static_range(len(tile)):
@@ -300,10 +328,11 @@ def multiply_packed_tile(
         for place in tl.static_range(1, PLACES):
             numbers = numbers_at(words, one, place, BITS)
             products += numbers * inputs[c * PLACES + place][None, :]
-        units = sum_by_unit(products) - OFFSET * sums[c][None, :]
+        plain, ones = sums[c]
+        units = sum_by_unit(products) - (ZERO * plain + ones)[None, :]
         scaled = units * tile[c][1].to(tl.float32)
         if PACKED[2]:
-            scaled += tile[c][2].to(tl.float32) * (sums[c] * (1.0 / (1 << BITS)))[None, :]
+            scaled += tile[c][2].to(tl.float32) * (plain * (1.0 / (1 << BITS)))[None, :]
         found = found + (scaled,)
     total = found[0]
     for c in tl.static_range(1, len(tile)):

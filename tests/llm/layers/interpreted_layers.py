@@ -348,11 +348,11 @@ def test_a_packed_product(case: PackedCase) -> None:
     out = torch.full((rows, case.num_out), float("nan"))
     product(x, words, out, blocks)
     expected = x.double() @ matrix.t()
-    assert relative_error(out, expected) < 2e-6
+    assert relative_error(out, expected) < 1e-5
     product(x, words, out, blocks, bias=bias, adds=True)
-    assert relative_error(out, 2 * expected + bias.double()) < 2e-6
+    assert relative_error(out, 2 * expected + bias.double()) < 1e-5
     product(x, words, out, Blocks(2, 256, 4, 2), gain=gain, epsilon=EPSILON)
-    assert relative_error(out, normalised(x, gain) @ matrix.t()) < 2e-6
+    assert relative_error(out, normalised(x, gain) @ matrix.t()) < 1e-5
 
 
 @packed_cases
@@ -362,7 +362,7 @@ def test_a_packed_product_of_many_rows(case: PackedCase, rows: int) -> None:
     words, matrix = groups.to_words(torch.device("cpu")), groups.expand().double()
     out, half = (torch.full((rows, case.num_out), float("nan")) for _ in range(2))
     multiply_packed(x, words, out)
-    assert relative_error(out, x.double() @ matrix.t()) < 1e-6
+    assert relative_error(out, x.double() @ matrix.t()) < 2e-6
     multiply_packed(x.half(), words, half)
     assert relative_error(half, x.half().double() @ matrix.half().double().t()) < 1e-3
 
@@ -374,7 +374,7 @@ def test_a_gated_packed_product() -> None:
     left, right = (normalised(x, gain) @ groups.expand().double().t()).chunk(2, dim=1)
     words = groups.to_words(torch.device("cpu"))
     found = gated_product(x, words, Blocks(4, 128, 4), gain=gain, epsilon=EPSILON)
-    assert relative_error(found, F.silu(left) * right) < 2e-6
+    assert relative_error(found, F.silu(left) * right) < 1e-5
 
 
 @pytest.mark.parametrize("kernels", [ALL, VENDOR], ids=["all", "vendor"])
