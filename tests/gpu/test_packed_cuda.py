@@ -243,6 +243,14 @@ def test_a_packed_model_is_the_expanded_one(folder: Path, rows: int) -> None:
     assert relative_error(logits(plain, rows), exact) < 1.3 * error
 
 
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler
+def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact = logits(runner_of(folder, "float32", "cpu"), 3)
+    found = logits(runner_of(folder, None, "cuda", use_legacy_module=False), 3)
+    assert "torch.compile failed" not in caplog.text
+    assert relative_error(found, exact) < 0.05
+
+
 def test_captured_steps_are_the_eager_ones(folder: Path) -> None:
     values = {"use_experimental_kernels": "true", "pdl_level": "2", "max_batch_size": 4}
     for rows in (1, 2, 4):
