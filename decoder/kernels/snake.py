@@ -1,9 +1,11 @@
-"""Triton kernels of the snake decoder: each reads and writes its values once.
+"""Triton kernels of snakes: each reads and writes its values once.
 
     snake              x ──▶ x + sin²(a x) / a
+    scaled snake       x ──▶ x + h sin²(a x)
     depthwise unit     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
 
-Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder.
+Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder, that of the
+scaled one in decoder.codecs.qwen3_tts.modules.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ COLUMNS = tl.constexpr(10)  # per channel: both alphas, the bias, the taps
 
 
 @triton.jit
-def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+def _squared_sine(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
     """Reduce the angle by whole half turns, which do not change sin², then use Taylor's series of
     sin(πr) up to r¹¹: within 6e-8 for |r| ≤ ½.
     """
@@ -32,7 +34,12 @@ def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
     series = 0.08214588661112823 - 0.007370430945714349 * s
     series = 2.550164039877345 + s * (-0.5992645293207919 + s * series)
     wave = r * (3.141592653589793 + s * (-5.16771278004997 + s * series))
-    return x + wave * wave / (alpha + 1e-9)
+    return wave * wave
+
+
+@triton.jit
+def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+    return x + _squared_sine(x, alpha) / (alpha + 1e-9)
 
 
 @triton.jit
@@ -55,6 +62,25 @@ def _snake_kernel(
     is_own = (t >= first) & (t < last)
     values = tl.load(x + line.to(tl.int64) * stride + t, mask=is_own, other=0.0)
     result = _snake(values, tl.load(alphas + line % channels))
+    tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
+
+
+@triton.jit
+def _scaled_snake_kernel(
+    x: tl.tensor,
+    alphas: tl.tensor,
+    heights: tl.tensor,
+    out: tl.tensor,
+    channels: tl.tensor,
+    length: tl.tensor,
+    stride: tl.tensor,
+) -> None:
+    """Like `_snake_kernel` without padding, with a height for each channel."""
+    line = tl.program_id(1)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
+    wave = _squared_sine(values, tl.load(alphas + line % channels))
+    result = values + tl.load(heights + line % channels) * wave
     tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
 
 
@@ -91,6 +117,13 @@ def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
     """
     grid, out = _prepared(x)
     _snake_kernel[grid](x, alpha, out, span_arguments(own), x.shape[1], x.shape[2], x.stride(1))
+    return out
+
+
+def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor) -> Tensor:
+    """Apply a snake to x [B, C, T] with equally spaced lines; alphas and heights [C]."""
+    grid, out = _prepared(x)
+    _scaled_snake_kernel[grid](x, alphas, heights, out, x.shape[1], x.shape[2], x.stride(1))
     return out
 
 

@@ -6,7 +6,8 @@
         ──▶ ELU, convolution (3) ──▶ samples
 
 All layers are causal, so that each can continue where it stopped: `Memory` has the end of each
-layer's earlier input, and a window without a past is the same call with an empty memory.
+layer's earlier input, for streams at different positions. Each layer that uses it says in
+`num_kept` how many values that are.
 
 Source: Moshi, arXiv 2410.00037; its convolutions, SEANet and EnCodec, arXiv 2210.13438;
 rotary positions, arXiv 2104.09864.
@@ -15,9 +16,8 @@ rotary positions, arXiv 2104.09864.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -72,39 +72,85 @@ class MimiConfig:
         return 1 - first // self.upsampling
 
 
-@dataclass(frozen=True, slots=True)
-class MimiState:
-    """State of a stream's layers, in order, after `num_positions`."""
-
-    num_positions: int
-    kept: tuple[Tensor, ...]
-
-
 class Memory:
-    """One pass through the layers: each reads its earlier state and stores the new one."""
+    """One pass through the layers of B streams: each layer takes its part of their states, in the
+    order of the layers, and overwrites it with its state after the pass.
 
-    def __init__(self, state: MimiState | None) -> None:
-        self.num_positions = state.num_positions if state else 0
-        self._former = iter(state.kept) if state else None
-        self._kept: list[Tensor] = []
+    `rows` [B, width] are the states, zeros at the start of a stream, and `num_frames` [B] the
+    numbers of frames that they hold. Without `rows` all streams begin, and nothing is kept.
+    """
+
+    def __init__(self, num_frames: Tensor | None = None, rows: Tensor | None = None) -> None:
+        self._num_frames, self._rows = num_frames, rows
+        self._place = 0
 
     def join(self, x: Tensor, size: int) -> Tensor:
         """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start."""
-        former = x.new_zeros(*x.shape[:-1], size) if self._former is None else next(self._former)
+        if not size:
+            return x
+        if self._rows is None:
+            return F.pad(x, (size, 0))
+        former = self._part(x.shape[1], size)
         joined = torch.cat((former, x), dim=-1)
-        self._kept.append(joined[..., joined.shape[-1] - size :])
+        former.copy_(joined[..., joined.shape[-1] - size :])
         return joined
 
-    def grow(self, x: Tensor, most: int) -> Tensor:
-        """Prepend to x [B, H, T, D] at most `most` earlier positions: none at the start."""
-        joined = x if self._former is None else torch.cat((next(self._former), x), dim=2)
-        self._kept.append(joined[:, :, max(joined.shape[2] - most, 0) :])
+    def grow(self, x: Tensor, size: int) -> Tensor:
+        """Prepend to x [B, H, T, D] the last `size` earlier positions: none without states."""
+        if not size or self._rows is None:
+            return x
+        former = self._part(x.shape[1], size, x.shape[3])
+        joined = torch.cat((former, x), dim=2)
+        former.copy_(joined[:, :, joined.shape[2] - size :])
         return joined
 
-    def state(self, num_new: int) -> MimiState:
-        """Return the state for the next pass; copies, so that the pass's buffers can be freed."""
-        kept = tuple(part.clone() for part in self._kept)
-        return MimiState(self.num_positions + num_new, kept)
+    def positions(self, x: Tensor, per_frame: int, window: int) -> tuple[Tensor, Tensor]:
+        """Return the positions [..., T] of x [B, T, D], with so many of them per frame, and the
+        attention bias [..., T, S] of the S positions that `grow` returns for `window` - 1.
+
+        A position sees itself and the `window` - 1 positions before it.
+        """
+        count = x.shape[1]
+        own = torch.arange(count, device=x.device)
+        past = 0 if self._rows is None else window - 1
+        column = torch.arange(past + count, device=x.device)
+        distance = past + own[:, None] - column
+        seen = (distance >= 0) & (distance < window)
+        if self._num_frames is None:
+            return own, attention_bias(seen)
+        first = (self._num_frames * per_frame)[:, None, None]
+        return first + own, attention_bias((seen & (column >= past - first))[:, None])
+
+    def _part(self, *shape: int) -> Tensor:
+        """Return the next layer's part of the states, [B, *shape]."""
+        assert self._rows is not None
+        first = self._place
+        self._place += math.prod(shape)
+        return self._rows[:, first : self._place].unflatten(1, shape)
+
+
+def attention_bias(seen: Tensor) -> Tensor:
+    """Return 0 where `seen`, bool [..., T, S], and -inf elsewhere, for the scores of attention.
+
+    Row strides are multiples of 8, as kernels require.
+    """
+    count = seen.shape[-1]
+    unseen = F.pad(~seen, (0, -count % 8), value=True)
+    bias = torch.zeros(unseen.shape, device=seen.device).masked_fill_(unseen, -math.inf)
+    return bias[..., :count]
+
+
+def state_width(parts: Iterable[nn.Module]) -> int:
+    """Return the number of values that the parts of a network keep of a stream."""
+    return sum(getattr(part, "num_kept", 0) for part in parts)
+
+
+class Prepared(nn.Module):
+    """A layer that computes once what depends on its weights only."""
+
+    def prepare(self) -> None:
+        """Compute it, when the weights have been loaded; a second call changes nothing."""
+        raise NotImplementedError
 
 
 class CausalConv(nn.Module):
@@ -114,6 +160,7 @@ class CausalConv(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(into, out, kernel, dilation=dilation)
         self.past = (kernel - 1) * dilation
+        self.num_kept = into * self.past
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         return self.conv(memory.join(x, self.past))
@@ -128,6 +175,7 @@ class CausalUpsampling(nn.Module):
         super().__init__()
         self.conv = nn.ConvTranspose1d(into, out, 2 * stride, stride, groups=groups, bias=has_bias)
         self.stride = stride
+        self.num_kept = into
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Map x [B, C, T] to [B, C', T * stride]."""
@@ -172,6 +220,7 @@ class Layer(nn.Module):
         super().__init__()
         dim, inner = config.hidden_size, config.num_heads * config.head_dim
         self.num_heads, self.window = config.num_heads, config.sliding_window
+        self.num_kept = 2 * inner * (self.window - 1)
         self.attention_norm = nn.LayerNorm(dim, eps=config.norm_eps)
         self.query, self.key, self.value = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.attention_out = nn.Linear(inner, dim, bias=False)
@@ -182,9 +231,9 @@ class Layer(nn.Module):
         self.ff_scale = Scale(dim)
 
     def forward(
-        self, x: Tensor, mask: Tensor, table: tuple[Tensor, Tensor], memory: Memory
+        self, x: Tensor, bias: Tensor, table: tuple[Tensor, Tensor], memory: Memory
     ) -> Tensor:
-        """Apply to x [B, T, D]; mask bool [T, past + T]; cos and sin [T, head_dim / 2]."""
+        """Apply to x [B, T, D]; bias [..., T, past + T]; cos and sin [..., T, head_dim / 2]."""
         normed = self.attention_norm(x)
         q, k, v = (
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -192,7 +241,7 @@ class Layer(nn.Module):
         )
         keys = memory.grow(rotate(k, *table), self.window - 1)
         values = memory.grow(v, self.window - 1)
-        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=bias)
         x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
         return x + self.ff_scale(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
 
@@ -208,7 +257,7 @@ class Scale(nn.Module):
         return x * self.scale
 
 
-class Codebook(nn.Module):
+class Codebook(Prepared):
     """Codebook vectors, stored as running sums and counts of the training."""
 
     embed_sum: Tensor
@@ -219,9 +268,14 @@ class Codebook(nn.Module):
         self.register_buffer("embed_sum", torch.randn(size, dim))
         self.register_buffer("cluster_usage", torch.ones(size))
 
+    def prepare(self) -> None:
+        """Divide the sums by the counts, which become 1."""
+        self.embed_sum /= self.cluster_usage.clamp(min=MIN_USAGE)[:, None]
+        self.cluster_usage.fill_(1)
+
     def forward(self, codes: Tensor) -> Tensor:
         """Map codes [B, T] to [B, T, dim]."""
-        return self.embed_sum[codes] / self.cluster_usage[codes].clamp(min=MIN_USAGE)[..., None]
+        return self.embed_sum[codes]
 
 
 class Codebooks(nn.Module):
@@ -262,24 +316,19 @@ class MimiNetwork(nn.Module):
             dim //= 2
         self.exit = CausalConv(dim, 1, config.last_kernel_size)
 
-    def forward(
-        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
-    ) -> tuple[Tensor, MimiState]:
-        """Return samples [B, F * hop] of codes [B, F, K], and the new state.
+    def forward(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
+        """Return samples [B, F * hop] of codes [B, F, K].
 
-        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
-        memory = Memory(state)
         x = self.upsample(self._vectors(codes), memory)
-        num_new = x.shape[-1]
         x = self._transform(x.transpose(1, 2), memory).transpose(1, 2)
         left_out = max(self.config.convolution_reach(skipped), 0)
         x = self.entry(x[..., left_out:], memory)
         for stage in self.stages:
             x = stage(x, memory)
         samples = self.exit(F.elu(x), memory).squeeze(1)
-        missing = codes.shape[1] * self.config.hop - samples.shape[-1]
-        return F.pad(samples, (missing, 0)), memory.state(num_new)
+        return F.pad(samples, (codes.shape[1] * self.config.hop - samples.shape[-1], 0))
 
     def _vectors(self, codes: Tensor) -> Tensor:
         """Map codes [B, F, K] to [B, hidden_size, F]."""
@@ -289,14 +338,11 @@ class MimiNetwork(nn.Module):
 
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:
         """Apply the transformer to x [B, T, D], behind the earlier positions in `memory`."""
-        config, count = self.config, x.shape[1]
-        first, past = memory.num_positions, min(memory.num_positions, config.sliding_window - 1)
-        row = partial(torch.arange, device=x.device)
-        table = rotary_table(row(first, first + count), config.head_dim)
-        distance = row(past, past + count)[:, None] - row(past + count)
-        mask = (distance >= 0) & (distance < config.sliding_window)
+        config = self.config
+        positions, bias = memory.positions(x, config.upsampling, config.sliding_window)
+        table = rotary_table(positions, config.head_dim)
         for layer in self.layers:
-            x = layer(x, mask, table, memory)
+            x = layer(x, bias, table, memory)
         return x
 
 
