@@ -74,14 +74,17 @@ def _scaled_snake_kernel(
     channels: tl.tensor,
     length: tl.tensor,
     stride: tl.tensor,
+    out_stride: tl.tensor,
 ) -> None:
-    """Like `_snake_kernel` without padding, with a height for each channel."""
-    line = tl.program_id(1)
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Program (b C + c, t): like `_snake_kernel` without padding, with a height for each channel
+    and lines of out that may be apart, too.
+    """
+    line = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
     wave = _squared_sine(values, tl.load(alphas + line % channels))
     result = values + tl.load(heights + line % channels) * wave
-    tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
+    tl.store(out + line.to(tl.int64) * out_stride + t, result, mask=t < length)
 
 
 @triton.jit
@@ -120,10 +123,18 @@ def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
     return out
 
 
-def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor) -> Tensor:
-    """Apply a snake to x [B, C, T] with equally spaced lines; alphas and heights [C]."""
-    grid, out = _prepared(x)
-    _scaled_snake_kernel[grid](x, alphas, heights, out, x.shape[1], x.shape[2], x.stride(1))
+def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor, out: Tensor | None = None) -> Tensor:
+    """Apply a snake to x [B, C, T] with equally spaced lines; alphas and heights [C].
+
+    The result is written to `out`, of x's shape and also with equally spaced lines, if given.
+    """
+    rows, channels, length = x.shape
+    _check_lines(x)
+    out = x.new_empty(x.shape) if out is None else out
+    _check_lines(out)
+    grid = (rows * channels, triton.cdiv(length, BLOCK.value))  # the second one is limited
+    strides = x.stride(1), out.stride(1)
+    _scaled_snake_kernel[grid](x, alphas, heights, out, channels, length, *strides)
     return out
 
 
@@ -148,7 +159,12 @@ def depthwise_unit(x: Tensor, packed: Tensor, dilation: int, own: Span | None) -
 def _prepared(x: Tensor) -> tuple[tuple[int, int], Tensor]:
     """Return the grid of programs, and the output tensor."""
     rows, channels, length = x.shape
-    assert x.stride(2) == 1
-    assert rows == 1 or x.stride(0) == channels * x.stride(1)
+    _check_lines(x)
     out = torch.empty((rows, channels, length), dtype=x.dtype, device=x.device)
     return (triton.cdiv(length, BLOCK.value), rows * channels), out
+
+
+def _check_lines(x: Tensor) -> None:
+    """Check that the lines of x [B, C, T] are equally spaced."""
+    assert x.stride(2) == 1
+    assert x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)

@@ -16,7 +16,7 @@ rotary positions, arXiv 2104.09864.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor, nn
 
 MIN_USAGE = 1e-5
 ROTARY_BASE = 10_000.0
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+"""Function of x [B, C, T] that writes its values to the second argument, and returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,23 @@ class Memory:
         self._num_frames, self._rows = num_frames, rows
         self._place = 0
 
-    def join(self, x: Tensor, size: int) -> Tensor:
-        """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start."""
-        if not size:
+    def join(self, x: Tensor, size: int, activation: Activation | None = None) -> Tensor:
+        """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start.
+
+        An `activation`, which writes to its second argument, is applied to x on the way.
+        """
+        if not size and activation is None:
             return x
-        if self._rows is None:
-            return F.pad(x, (size, 0))
-        former = self._part(x.shape[1], size)
-        joined = torch.cat((former, x), dim=-1)
-        former.copy_(joined[..., joined.shape[-1] - size :])
+        shape = *x.shape[:-1], size
+        former = x.new_zeros(shape) if self._rows is None else self._part(*shape[1:])
+        if activation is None:
+            joined = torch.cat((former, x), dim=-1)
+        else:
+            joined = x.new_empty((*x.shape[:-1], size + x.shape[-1]))
+            joined[..., :size] = former
+            activation(x, joined[..., size:])
+        if self._rows is not None:
+            former.copy_(joined[..., joined.shape[-1] - size :])
         return joined
 
     def grow(self, x: Tensor, size: int) -> Tensor:
@@ -149,7 +160,7 @@ class Prepared(nn.Module):
     """A layer that computes once what depends on its weights only."""
 
     def prepare(self) -> None:
-        """Compute it, when the weights have been loaded; a second call changes nothing."""
+        """Compute it, after the weights have been loaded."""
         raise NotImplementedError
 
 
@@ -162,8 +173,8 @@ class CausalConv(nn.Module):
         self.past = (kernel - 1) * dilation
         self.num_kept = into * self.past
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return self.conv(memory.join(x, self.past))
+    def forward(self, x: Tensor, memory: Memory, activation: Activation | None = None) -> Tensor:
+        return self.conv(memory.join(x, self.past, activation))
 
 
 class CausalUpsampling(nn.Module):
@@ -177,9 +188,9 @@ class CausalUpsampling(nn.Module):
         self.stride = stride
         self.num_kept = into
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, activation: Activation | None = None) -> Tensor:
         """Map x [B, C, T] to [B, C', T * stride]."""
-        return self.conv(memory.join(x, 1))[..., self.stride : -self.stride]
+        return self.conv(memory.join(x, 1, activation))[..., self.stride : -self.stride]
 
 
 class ResidualBlock(nn.Module):
@@ -239,25 +250,25 @@ class Layer(nn.Module):
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        keys = memory.grow(rotate(k, *table), self.window - 1)
-        values = memory.grow(v, self.window - 1)
-        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=bias)
-        x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
-        return x + self.ff_scale(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
+        q, k = rotate(torch.cat((q, k), dim=1), *table).chunk(2, dim=1)
+        keys, values = (memory.grow(part, self.window - 1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+        x = self.attention_scale(x, self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        return self.ff_scale(x, self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
 
 
 class Scale(nn.Module):
-    """Scales by one factor per channel."""
+    """Adds a branch, scaled by one factor per channel."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((dim,), 0.01))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.addcmul(x, branch, self.scale)
 
 
-class Codebook(Prepared):
+class Codebook(nn.Module):
     """Codebook vectors, stored as running sums and counts of the training."""
 
     embed_sum: Tensor
@@ -268,28 +279,32 @@ class Codebook(Prepared):
         self.register_buffer("embed_sum", torch.randn(size, dim))
         self.register_buffer("cluster_usage", torch.ones(size))
 
-    def prepare(self) -> None:
-        """Divide the sums by the counts, which become 1."""
-        self.embed_sum /= self.cluster_usage.clamp(min=MIN_USAGE)[:, None]
-        self.cluster_usage.fill_(1)
-
-    def forward(self, codes: Tensor) -> Tensor:
-        """Map codes [B, T] to [B, T, dim]."""
-        return self.embed_sum[codes]
+    def forward(self) -> Tensor:
+        """Return the vectors [size, dim]."""
+        return self.embed_sum / self.cluster_usage.clamp(min=MIN_USAGE)[:, None]
 
 
-class Codebooks(nn.Module):
+class Codebooks(Prepared):
     """Several residual codebooks of vectors [dim] and their common projection to [out]."""
+
+    vectors: Tensor
+    firsts: Tensor
 
     def __init__(self, count: int, size: int, dim: int, out: int) -> None:
         super().__init__()
         self.books = nn.ModuleList(Codebook(size, dim) for _ in range(count))
         self.projection = nn.Conv1d(dim, out, 1, bias=False) if dim != out else None
+        self.register_buffer("vectors", torch.empty(0), persistent=False)
+        self.register_buffer("firsts", size * torch.arange(count), persistent=False)
 
-    def forward(self, codes: Sequence[Tensor]) -> Tensor:
-        """Map one [B, T] of codes per codebook to [B, out, T]."""
-        total = torch.stack([book(part) for book, part in zip(self.books, codes, strict=True)])
-        x = total.sum(0).transpose(1, 2)
+    def prepare(self) -> None:
+        """Put the vectors of all codebooks into one table."""
+        self.vectors = torch.cat([book() for book in self.books])
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Map codes [B, T, K] of K codebooks to [B, out, T]."""
+        places = (codes + self.firsts).movedim(-1, 0)
+        x = self.vectors[places].sum(0).transpose(1, 2)
         return x if self.projection is None else self.projection(x)
 
 
@@ -332,9 +347,9 @@ class MimiNetwork(nn.Module):
 
     def _vectors(self, codes: Tensor) -> Tensor:
         """Map codes [B, F, K] to [B, hidden_size, F]."""
-        parts = codes.unbind(-1)
-        x = self.semantic(parts[: self.config.num_semantic])
-        return x if self.acoustic is None else x + self.acoustic(parts[self.config.num_semantic :])
+        num_semantic = self.config.num_semantic
+        x = self.semantic(codes[..., :num_semantic])
+        return x if self.acoustic is None else x + self.acoustic(codes[..., num_semantic:])
 
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:
         """Apply the transformer to x [B, T, D], behind the earlier positions in `memory`."""

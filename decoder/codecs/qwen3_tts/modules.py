@@ -109,12 +109,12 @@ class Layer(nn.Module):
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        keys = memory.grow(rotate(k, *table), self.window - 1)
-        values = memory.grow(v, self.window - 1)
-        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=bias)
-        x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        q, k = rotate(torch.cat((q, k), dim=1), *table).chunk(2, dim=1)
+        keys, values = (memory.grow(part, self.window - 1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+        x = self.attention_scale(x, self.attention_out(mixed.transpose(1, 2).flatten(2)))
         normed = self.ff_norm(x)
-        return x + self.ff_scale(self.down(F.silu(self.gate(normed)) * self.up(normed)))
+        return self.ff_scale(x, self.down(F.silu(self.gate(normed)) * self.up(normed)))
 
 
 class Snake(Prepared):
@@ -135,13 +135,14 @@ class Snake(Prepared):
         self.rates.copy_(self.alpha.exp())
         self.heights.copy_(1 / (self.beta.exp() + NO_ZERO))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to x [B, C, T]."""
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Apply to x [B, C, T]; the result is written to `out`, if given."""
         if x.is_cuda:
             from decoder.kernels.snake import scaled_snake
 
-            return scaled_snake(x, self.rates, self.heights)
-        return self.plain(x)
+            return scaled_snake(x, self.rates, self.heights, out)
+        result = self.plain(x)
+        return result if out is None else out.copy_(result)
 
     def plain(self, x: Tensor) -> Tensor:
         """Compute the activation with torch's operations."""
@@ -191,7 +192,7 @@ class ResidualUnit(nn.Module):
         self.second = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return x + self.second(self.second_snake(self.first(self.first_snake(x), memory)))
+        return x + self.second(self.second_snake(self.first(x, memory, self.first_snake)))
 
 
 class Stage(nn.Module):
@@ -204,7 +205,7 @@ class Stage(nn.Module):
         self.units = nn.ModuleList(ResidualUnit(channels // 2, d) for d in DILATIONS)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        x = self.up(self.snake(x), memory)
+        x = self.up(x, memory, self.snake)
         for unit in self.units:
             x = unit(x, memory)
         return x
@@ -239,13 +240,12 @@ class Qwen3TTSNetwork(nn.Module):
 
         The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
-        first, *others = codes.unbind(-1)
-        x = self.latent(self.semantic([first]) + self.acoustic(others), memory)
+        x = self.latent(self.semantic(codes[..., :1]) + self.acoustic(codes[..., 1:]), memory)
         x = self.out(self._transform(self.into(x.transpose(1, 2)), memory)).transpose(1, 2)
         x = x[..., max(self.config.convolution_reach(skipped), 0) :]
         for part in (*self.upsampling, self.entry, *self.stages):
             x = part(x, memory)
-        samples = self.exit(self.snake(x), memory).squeeze(1).clamp(-1, 1)
+        samples = self.exit(x, memory, self.snake).squeeze(1).clamp(-1, 1)
         return F.pad(samples, (codes.shape[1] * self.config.hop - samples.shape[-1], 0))
 
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:

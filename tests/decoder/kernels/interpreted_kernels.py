@@ -63,6 +63,10 @@ def test_scaled_snakes(length: int) -> None:
     expected = x + torch.sin(x * plain.alpha.exp()[:, None]) ** 2 / plain.beta.exp()[:, None]
     torch.testing.assert_close(plain.plain(x), expected)
     torch.testing.assert_close(scaled_snake(x, plain.rates, plain.heights), expected)
+    joined = torch.zeros(2, 3, length + 6)  # behind six earlier columns
+    scaled_snake(x, plain.rates, plain.heights, joined[..., 6:])
+    torch.testing.assert_close(joined[..., 6:], expected)
+    assert not joined[..., :6].any()
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
