@@ -93,7 +93,7 @@ def test_audio_equals_the_reference(tmp_path: Path, changes: dict[str, Any]) -> 
 
 
 def test_moved_biases_change_nothing(checkpoint: tuple[Path, Any]) -> None:
-    """As on a GPU, where the snakes add them."""
+    """The snakes add them; this is done on a GPU only."""
     folder, reference = checkpoint
     decoder = create_decoder(folder)
     assert isinstance(decoder, Qwen3TTSDecoder)
