@@ -4,6 +4,7 @@
     full       blocks in the middle of streams, all of one shape
     mixture    first, middle and last blocks of streams of different lengths
 
+With kept states (`stateful`) a block in the middle is one like the first, of the last chunk's size.
 The codecs have the published sizes and random weights. `device` is from the call to the last sample
 on the host on an idle device, `host` the time of the calling thread.
 It needs a CUDA device.
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, Report, arguments, publish
-from benchmarks.speech_shapes import SNAC_24KHZ, XCODEC2
 from decoder import (
     AudioDecoder,
     DecodeRequest,
@@ -33,7 +33,12 @@ from decoder import (
 
 BATCHES = (1, 8, 32)
 FRAMES = (3, 17, 41, 58, 96, 130)  # lengths of the streams
-CODECS = {"xcodec2": XCODEC2, "snac": SNAC_24KHZ}
+CODECS: dict[str, tuple[str, dict[str, bool]]] = {  # name and options, by label
+    "xcodec2": ("xcodec2", {}),
+    "snac": ("snac", {}),
+    "qwen3_tts": ("qwen3_tts_tokenizer_12hz", {}),
+    "qwen3_tts_stateful": ("qwen3_tts_tokenizer_12hz", {"stateful": True}),
+}
 
 
 def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) -> list[DecodeWindow]:
@@ -47,6 +52,10 @@ def windows_of(decoder: AudioDecoder, options: StreamingOptions, frames: int) ->
 
 def kinds_of(decoder: AudioDecoder, options: StreamingOptions) -> dict[str, list[DecodeWindow]]:
     """Return some windows of each kind."""
+    if decoder.spec.keeps_state:
+        last = StreamingOptions((options.chunk_sizes or (1,))[-1:])
+        pairs = ("first", options), ("full", last)
+        return {kind: windows_of(decoder, own, FRAMES[-1])[:1] for kind, own in pairs}
     streams = [windows_of(decoder, options, frames) for frames in FRAMES]
     longest = streams[-1]
     return {
@@ -62,8 +71,8 @@ def calls_ms(
     """Measure calls one after the other: time until the samples are available, time of the
     launch.
     """
-    ready = [DecodeRequest(window) for window in windows]
     for _ in range(repeat + 2):
+        ready = [DecodeRequest(window) for window in windows]
         torch.cuda.synchronize()
         started_s = time.perf_counter()
         rendered = renderer.launch(ready)
@@ -78,17 +87,18 @@ def calls_ms(
 def measure(repeat: int, codecs: Sequence[str] = tuple(CODECS)) -> Report:
     """Measure every codec, kind and batch size."""
     figures = []
-    for name in codecs:
-        plain = create_decoder(name, test_mode=True, device="cuda")
+    for label in codecs:
+        name, given = CODECS[label]
+        plain = create_decoder(name, options=given, test_mode=True, device="cuda")
         options = plain.spec.recommended
         renderer = Renderer(with_graphs(plain, options))
         for kind, windows in kinds_of(plain, options).items():
             for count in BATCHES:
                 batch = [windows[n % len(windows)] for n in range(count)]
                 device, host = zip(*list(calls_ms(renderer, batch, repeat))[2:], strict=True)
-                label = f"{name}, {kind}, {count} windows"
-                figures.append(Figure(f"{label}: device", device, "ms"))
-                figures.append(Figure(f"{label}: host", host, "ms"))
+                title = f"{label}, {kind}, {count} windows"
+                figures.append(Figure(f"{title}: device", device, "ms"))
+                figures.append(Figure(f"{title}: host", host, "ms"))
     return Report("codec_calls", tuple(figures))
 
 

@@ -49,28 +49,29 @@ class StatePool:
     """
 
     def __init__(self, count: int, width: int, device: str) -> None:
-        self._rows = torch.zeros((count, width), device=device)
+        self._rows = torch.zeros((count, width), device=device).split(1)
         self._free = list(range(count))
+        self._width, self._device = width, device
 
     def __repr__(self) -> str:
-        return f"StatePool({tuple(self._rows.shape)}, free={self.num_free})"
+        return f"StatePool(rows={len(self._rows)}, width={self._width}, free={self.num_free})"
 
     @property
     def num_free(self) -> int:
         """Number of places that no row has."""
         return len(self._free)
 
-    def keep(self, rows: Tensor) -> list[StateRow]:
-        """Copy rows [B, width] into places of their own."""
-        kept = [self._take() for _ in range(len(rows))]
-        torch._foreach_copy_([row.values for row in kept], list(rows.split(1)))
+    def keep(self, rows: tuple[Tensor, ...]) -> list[StateRow]:
+        """Copy rows, each [1, width], into places of their own."""
+        kept = [self._take() for _ in rows]
+        torch._foreach_copy_([row.values for row in kept], rows)
         return kept
 
     def _take(self) -> StateRow:
         if not self._free:
-            return StateRow(self._rows.new_empty((1, self._rows.shape[1])))
+            return StateRow(torch.empty((1, self._width), device=self._device))
         place = self._free.pop()
-        return StateRow(self._rows[place : place + 1], self._free, place)
+        return StateRow(self._rows[place], self._free, place)
 
 
 @dataclass(frozen=True, slots=True)

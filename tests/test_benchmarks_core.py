@@ -338,6 +338,17 @@ def test_the_decoder_is_called_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> N
     assert [num_calls(13.0), num_calls(None)] == [1, 0]
 
 
+def test_blocks_of_kept_states_need_no_earlier_ones() -> None:
+    """A first block has no context, so that any stream can begin with it."""
+    options = {"stateful": True}
+    decoder = create_decoder("nanocodec", options=options, test_mode=True)
+    kinds = kinds_of(decoder, decoder.spec.recommended)
+    assert {kind: len(window.codes) for kind, (window,) in kinds.items()} == {
+        "first": 8,
+        "full": 32,
+    }
+
+
 def test_steps_are_measured_with_concurrent_decoding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ class StateGraphs(CapturedDecoder):
         with torch.inference_mode():
             self.pool = StatePool(num_states, width, self.device)
             self._rows = torch.zeros((rows, width), device=self.device)
+            self._each_row = self._rows.split(1)
             self._start = torch.zeros((1, width), device=self.device)
         self._stages: dict[int, Staging] = {}
 
@@ -83,9 +84,10 @@ class StateGraphs(CapturedDecoder):
     def _render(self, steps: Sequence[Step]) -> tuple[Tensor, list[StateRow]]:
         count, frames = len(steps), len(steps[0].codes) // self.spec.codes_per_frame
         if frames not in self._stages or count > self.options.max_batch:
-            samples, rows = self._network.advanced(steps)
+            samples, new = self._network.advanced(steps)
+            rows = new.split(1)
         else:
-            samples, rows = self._replayed(steps, frames), self._rows[:count]
+            samples, rows = self._replayed(steps, frames), self._each_row[:count]
         with torch.inference_mode():
             return samples, self.pool.keep(rows)
 

@@ -1,7 +1,7 @@
 """Triton kernels of snakes: each reads and writes its values once.
 
     snake              x ──▶ x + sin²(a x) / a
-    scaled snake       x ──▶ x + h sin²(a x)
+    scaled snake       x ──▶ y = x + b ──▶ y + h sin²(a y)
     depthwise unit     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
 
 Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder, that of the
@@ -68,6 +68,7 @@ def _snake_kernel(
 @triton.jit
 def _scaled_snake_kernel(
     x: tl.tensor,
+    biases: tl.tensor,
     alphas: tl.tensor,
     heights: tl.tensor,
     out: tl.tensor,
@@ -76,12 +77,13 @@ def _scaled_snake_kernel(
     stride: tl.tensor,
     out_stride: tl.tensor,
 ) -> None:
-    """Program (b C + c, t): like `_snake_kernel` without padding, with a height for each channel
-    and lines of out that may be apart, too.
+    """Program (b C + c, t): like `_snake_kernel` without padding, with a bias and a height for
+    each channel and lines of out that may be apart, too.
     """
     line = tl.program_id(0)
     t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
+    values += tl.load(biases + line % channels)
     wave = _squared_sine(values, tl.load(alphas + line % channels))
     result = values + tl.load(heights + line % channels) * wave
     tl.store(out + line.to(tl.int64) * out_stride + t, result, mask=t < length)
@@ -123,8 +125,10 @@ def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
     return out
 
 
-def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor, out: Tensor | None = None) -> Tensor:
-    """Apply a snake to x [B, C, T] with equally spaced lines; alphas and heights [C].
+def scaled_snake(
+    x: Tensor, biases: Tensor, alphas: Tensor, heights: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Apply a snake to x [B, C, T] with equally spaced lines; biases, alphas and heights [C].
 
     The result is written to `out`, of x's shape and also with equally spaced lines, if given.
     """
@@ -134,7 +138,7 @@ def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor, out: Tensor | None 
     _check_lines(out)
     grid = (rows * channels, triton.cdiv(length, BLOCK.value))  # the second one is limited
     strides = x.stride(1), out.stride(1)
-    _scaled_snake_kernel[grid](x, alphas, heights, out, channels, length, *strides)
+    _scaled_snake_kernel[grid](x, biases, alphas, heights, out, channels, length, *strides)
     return out
 
 

@@ -118,34 +118,45 @@ class Layer(nn.Module):
 
 
 class Snake(Prepared):
-    """Computes x + sin²(e^alpha x) / e^beta for each channel."""
+    """Computes y + sin²(e^alpha y) / e^beta for each channel; y is x with the biases of layers
+    before it, which `Qwen3TTSNetwork.move_biases` leaves to it.
+    """
 
     rates: Tensor
     heights: Tensor
+    biases: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
-        for name in ("rates", "heights"):
-            self.register_buffer(name, torch.ones(channels), persistent=False)
+        self.has_biases = False
+        for name in ("rates", "heights", "biases"):
+            self.register_buffer(name, torch.zeros(channels), persistent=False)
 
     def prepare(self) -> None:
         """Compute e^alpha and 1 / e^beta."""
         self.rates.copy_(self.alpha.exp())
         self.heights.copy_(1 / (self.beta.exp() + NO_ZERO))
 
+    def add_biases(self, biases: Tensor) -> None:
+        """Add these biases [C] to every input from now on."""
+        self.biases += biases
+        self.has_biases = True
+
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply to x [B, C, T]; the result is written to `out`, if given."""
         if x.is_cuda:
             from decoder.kernels.snake import scaled_snake
 
-            return scaled_snake(x, self.rates, self.heights, out)
+            return scaled_snake(x, self.biases, self.rates, self.heights, out)
         result = self.plain(x)
         return result if out is None else out.copy_(result)
 
     def plain(self, x: Tensor) -> Tensor:
         """Compute the activation with torch's operations."""
+        if self.has_biases:
+            x = x + self.biases[:, None]
         wave = torch.sin(x * self.rates[:, None]).square_()
         return x + wave.mul_(self.heights[:, None])
 
@@ -210,8 +221,29 @@ class Stage(nn.Module):
             x = unit(x, memory)
         return x
 
+    def move_biases(self, former: Tensor) -> Tensor:
+        """Move the convolutions' biases and `former` [C] to the snakes behind them; return those
+        [C / 2] that the output lacks.
+        """
+        self.snake.add_biases(former)
+        missing = taken_bias(self.up.conv)
+        for unit in self.units:
+            assert isinstance(unit, ResidualUnit)
+            unit.first_snake.add_biases(missing)
+            unit.second_snake.add_biases(taken_bias(unit.first.conv))
+            missing = missing + taken_bias(unit.second)
+        return missing
 
-class Qwen3TTSNetwork(nn.Module):
+
+def taken_bias(layer: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
+    """Remove and return a layer's bias."""
+    bias = layer.bias
+    assert bias is not None
+    layer.bias = None
+    return bias
+
+
+class Qwen3TTSNetwork(Prepared):
     """Decodes codes to samples, from the start or from a stream's state."""
 
     def __init__(self, config: Qwen3TTSConfig) -> None:
@@ -234,6 +266,23 @@ class Qwen3TTSNetwork(nn.Module):
             dim //= 2
         self.snake = Snake(dim)
         self.exit = CausalConv(dim, 1, KERNEL)
+
+    def prepare(self) -> None:
+        """See `move_biases`. On a CPU, convolutions add them at no cost."""
+        if self.norm.weight.is_cuda:
+            self.move_biases()
+
+    def move_biases(self) -> None:
+        """Let the snakes add the biases of the convolutions before them, instead of a kernel for
+        each convolution.
+
+        Whatever a stage computes is read by snakes and by sums only.
+        """
+        missing = taken_bias(self.entry.conv)
+        for stage in self.stages:
+            assert isinstance(stage, Stage)
+            missing = stage.move_biases(missing)
+        self.snake.add_biases(missing)
 
     def forward(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
         """Return samples [B, F * hop] of codes [B, F, K].

@@ -22,7 +22,8 @@ from decoder import (
     render,
     validate_streaming,
 )
-from decoder.codecs.qwen3_tts.decoder import codec_spec, read_config
+from decoder.codecs.qwen3_tts.decoder import Qwen3TTSDecoder, codec_spec, read_config
+from decoder.codecs.qwen3_tts.modules import Qwen3TTSNetwork
 from tests.decoder.small_codecs import (
     audio_of,
     changed_frames,
@@ -89,6 +90,20 @@ def test_audio_equals_the_reference(tmp_path: Path, changes: dict[str, Any]) -> 
     assert len(wanted) == FRAMES * 80
     assert 0.01 < np.abs(wanted).mean() < 0.9  # neither silent nor clipped throughout
     assert same(audio_of(decoder, codes), wanted)
+
+
+def test_moved_biases_change_nothing(checkpoint: tuple[Path, Any]) -> None:
+    """The snakes add them; this is done on a GPU only."""
+    folder, reference = checkpoint
+    decoder = create_decoder(folder)
+    assert isinstance(decoder, Qwen3TTSDecoder)
+    network = decoder._network
+    assert isinstance(network, Qwen3TTSNetwork)
+    network.move_biases()
+    left = [name for name, _ in network.named_parameters() if name.endswith(".bias")]
+    assert not [name for name in left if name.startswith(("entry", "stages"))]
+    codes = random_codes(decoder, FRAMES)
+    assert same(audio_of(decoder, codes), reference_audio(reference, codes))
 
 
 def test_the_stated_field_is_the_measured_one(codec: AudioDecoder) -> None:

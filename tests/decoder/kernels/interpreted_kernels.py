@@ -60,11 +60,15 @@ def test_scaled_snakes(length: int) -> None:
     plain.alpha.copy_(torch.randn(3, generator=generator))
     plain.beta.copy_(torch.randn(3, generator=generator))
     plain.prepare()
-    expected = x + torch.sin(x * plain.alpha.exp()[:, None]) ** 2 / plain.beta.exp()[:, None]
+    biases = torch.randn(3, generator=generator)
+    plain.add_biases(biases)
+    y = x + biases[:, None]
+    expected = y + torch.sin(y * plain.alpha.exp()[:, None]) ** 2 / plain.beta.exp()[:, None]
     torch.testing.assert_close(plain.plain(x), expected)
-    torch.testing.assert_close(scaled_snake(x, plain.rates, plain.heights), expected)
+    numbers = plain.biases, plain.rates, plain.heights
+    torch.testing.assert_close(scaled_snake(x, *numbers), expected)
     joined = torch.zeros(2, 3, length + 6)  # behind six earlier columns
-    scaled_snake(x, plain.rates, plain.heights, joined[..., 6:])
+    scaled_snake(x, *numbers, joined[..., 6:])
     torch.testing.assert_close(joined[..., 6:], expected)
     assert not joined[..., :6].any()
 
