@@ -407,11 +407,11 @@ class EngineSteps:
         schedule_s = time.perf_counter() - started_s
         ended = self._scheduler.take_ended()
         self._deliver(ended)
-        if not batch and not self._in_flight:
+        if not batch.rows and not self._in_flight:
             if self._runs_empty and not ended:
                 self._run_empty(batch)
             return bool(ended)
-        if batch:
+        if batch.rows:
             self.counters.scheduled(batch, schedule_s)
             self._in_flight.append(batch)
         self._deliver(self._execute(batch))
@@ -457,7 +457,7 @@ class EngineSteps:
             done = self._in_flight.popleft()
             self.counters.executed(done, execute_s)
             chunks += self._scheduler.commit(done, output)
-        if batch and self._in_flight:
+        if batch.rows and self._in_flight:
             self._scheduler.launched(batch)
         return chunks
 
@@ -501,9 +501,11 @@ class IntakeQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Add a request whose id is not in use; it is admitted at once if the turn allows it."""
-        self._queue[sequence.request_id] = sequence
         if self._num_admissible:
-            self.admit(sequence.request_id)
+            self._num_admissible -= 1
+            self._scheduler.add(sequence)
+        else:
+            self._queue[sequence.request_id] = sequence
 
     def admit(self, request_id: str) -> None:
         """Admit one request, if it is in the queue, because a command refers to it."""

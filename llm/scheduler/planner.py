@@ -128,6 +128,8 @@ class BatchPlanner:
         self._clock = clock
         self._logged_s = float("-inf")
         self._ahead = False
+        fitting = kv_manager.total_pages * kv_manager.page_size
+        self._longest = min(fitting, limits.max_total_tokens or fitting)  # that can ever run
         self.policy = PrefillPolicy(limits, table, clock)
         self.adapters = ActiveAdapters()
         self.num_preemptions = 0
@@ -172,12 +174,11 @@ class BatchPlanner:
         if self._limits.max_num_steps > 1:
             builder.num_steps = self._num_steps(candidates)
         builder.add_decode_rows(candidates, self._kv.page_size, self._grow)
-        context_tokens = 0
+        budget = builder.budget
+        budget.active_tokens += len(builder.rows)
         if self._limits.max_total_tokens is not None:
-            context_tokens = sum(
-                builder.budget.context_cost(row.context_len) for row in builder.rows
-            )
-        builder.budget.add_decode_rows(len(builder.rows), context_tokens)
+            costs = (budget.context_cost(row.context_len) for row in builder.rows)
+            budget.context_tokens += sum(costs)
 
     def _pages_suffice(self) -> bool:
         """Whether every decoding row can have its next page."""
@@ -211,45 +212,34 @@ class BatchPlanner:
         return True
 
     def _add_prompts(self, builder: _BatchBuilder) -> None:
-        limit = self._limits.max_adapters
-        if limit is None:
-            self._add_admitted(builder, None)
-            return
-        admission = AdapterAdmission(limit, self.adapters.names, self._table.pending, self._clock())
-        self._add_admitted(builder, admission)
-        admission.close()
-
-    def _add_admitted(self, builder: _BatchBuilder, adapters: AdapterAdmission | None) -> None:
-        """Add prompts, from the front of the queue on; `adapters` None: any adapters may run."""
-        pending, budget = self._table.pending, builder.budget
-        while pending and self._has_row(builder) and (adapters is None or adapters.skip_waiting()):
+        """Add prompts, from the front of the queue on, as long as there are rows and tokens."""
+        pending, budget, limits = self._table.pending, builder.budget, self._limits
+        adapters = None  # any adapters may run
+        if limits.max_adapters is not None:
+            active, now = self.adapters.names, self._clock()
+            adapters = AdapterAdmission(limits.max_adapters, active, pending, now)
+        num_free = limits.max_batch_size - len(builder.rows)
+        room = min(num_free, limits.max_decoding - len(self._table.decoding))
+        while builder.num_prompts < room and (adapters.skip_waiting() if adapters else pending):
             sequence = pending.peek()
             num_tokens = len(sequence.tokens)
-            if not self._can_ever_run(sequence, budget):
+            if num_tokens > self._longest:
                 self._fail(sequence)
                 continue
             # At least one token is fed, however much of the prompt is cached.
             if budget.decide(1, num_tokens) is BudgetDecision.EXHAUSTED:
-                return
+                break
             if not sequence.pages and not self._claim(sequence, builder):
-                return
+                break
             self._table.prefill_next()
             sequence.mark_scheduled(self._clock())
             num_left = sequence.extend_end - sequence.processed
             decision = budget.decide(num_left, num_tokens)
             builder.add_prompt(sequence, budget.take(num_left, num_tokens))
             if decision is not BudgetDecision.AVAILABLE:
-                return
-
-    def _has_row(self, builder: _BatchBuilder) -> bool:
-        num_decoding = len(self._table.decoding) + builder.num_prompts
-        limits = self._limits
-        return len(builder.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
-
-    def _can_ever_run(self, sequence: Sequence, budget: TokenBudget) -> bool:
-        num_tokens = len(sequence.tokens)
-        fits_pool = self._kv.pages_for(num_tokens) <= self._kv.total_pages
-        return fits_pool and budget.fits_alone(num_tokens)
+                break
+        if adapters is not None:
+            adapters.close()
 
     def _claim(self, sequence: Sequence, builder: _BatchBuilder) -> bool:
         """Claim pages for all known tokens. The watermark does not apply when no sequence is
@@ -446,20 +436,11 @@ class TokenBudget:
         self._context_capacity = limits.max_total_tokens
         self._page_size = page_size
         self.active_tokens = 0
-        self.context_tokens = 0
-
-    def add_decode_rows(self, num_rows: int, context_tokens: int) -> None:
-        """Count rows that the batch contains regardless of their cost."""
-        self.active_tokens += num_rows
-        self.context_tokens += context_tokens
+        self.context_tokens = 0  # counted if they are limited
 
     def context_cost(self, num_tokens: int) -> int:
         """Return the resident tokens of a sequence of `num_tokens`: whole pages."""
         return -(-num_tokens // self._page_size) * self._page_size
-
-    def fits_alone(self, num_tokens: int) -> bool:
-        """Whether a sequence of `num_tokens` can ever run, alone in its batch."""
-        return self._context_capacity is None or num_tokens <= self._context_capacity
 
     def decide(self, num_tokens: int, context_len: int) -> BudgetDecision:
         """Decide on a prompt that feeds `num_tokens` and then has `context_len` tokens."""
@@ -479,7 +460,7 @@ class TokenBudget:
         if left > 0:
             return BudgetDecision.AVAILABLE
         # Rounding up to whole pages must not exclude a sequence that fits by itself.
-        alone = self.active_tokens == 0 and self.fits_alone(context_len)
+        alone = self.active_tokens == 0 and context_len <= capacity
         return BudgetDecision.REACHED if left == 0 or alone else BudgetDecision.EXHAUSTED
 
     def take(self, num_tokens: int, context_len: int) -> int:
@@ -488,7 +469,8 @@ class TokenBudget:
         if self._chunked:
             granted = min(num_tokens, self._capacity - self.active_tokens)
         self.active_tokens += granted
-        self.context_tokens += self.context_cost(context_len)
+        if self._context_capacity is not None:
+            self.context_tokens += self.context_cost(context_len)
         return granted
 
     def __repr__(self) -> str:

@@ -168,7 +168,7 @@ class Scheduler:
             for sequence, message in self._planner.failed:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
-        if batch:
+        if batch.rows:
             self._in_flight.add(batch, self._planner.sequences)
         return batch
 
@@ -208,12 +208,14 @@ class Scheduler:
         step = self._in_flight.take(batch)
         if now is None:
             now = self._clock()
-        if batch.num_steps == 1 and output.is_plain:
+        has_more = output.logprobs or output.failures or output.prompt_logprobs
+        if batch.num_steps == 1 and not has_more:
             found, gaps = take_tokens(
                 step.sequences, output.token_ids, now, is_launched=step.is_launched
             )
             for last_s, times in gaps:
-                self._counters.count_gaps(last_s, now, times)
+                if last_s is not None:
+                    self._counters.token_gap_s.observe(now - last_s, times)
         else:
             found = [None] * len(step.sequences)
         for place, chunk in enumerate(found):
@@ -221,8 +223,8 @@ class Scheduler:
                 row, sequence = batch.rows[place], step.sequences[place]
                 found[place] = self._commit_row(row, sequence, step, output, now)
         chunks = [chunk for chunk in found if chunk is not None]
-        if released := self._in_flight.release_ended(step):
-            self._note_released(released)
+        if self._in_flight.ended:
+            self._note_released(self._in_flight.release_ended(step))
         return chunks
 
     def _commit_row(
@@ -290,7 +292,8 @@ class Scheduler:
         if sequence.token_s is None:
             sequence.mark_first_token(now)
             self._counters.first_token_s.observe(now - sequence.arrival_s)
-        self._counters.count_gaps(sequence.token_s, now, 1)
+        else:
+            self._counters.token_gap_s.observe(now - sequence.token_s)
         sequence.token_s = now
         logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
         num_accepted, reason = 0, None
@@ -376,7 +379,7 @@ class Scheduler:
             if self._kv.has_claim(request_id) != bool(sequence.pages):
                 raise AssertionError(f"{sequence!r}: does not match the KV manager")
         num_holders = sum(bool(sequence.pages) for sequence in self._table)
-        if self._kv.num_claims != num_holders + self._in_flight.num_ended:
+        if self._kv.num_claims != num_holders + len(self._in_flight.ended):
             raise AssertionError(f"{self!r}: pages of a request that has ended")
 
     def __repr__(self) -> str:
@@ -415,7 +418,8 @@ class StepsInFlight:
         self._kv = kv_manager
         self._limit = limit
         self._steps: deque[Step] = deque()
-        self._ended: dict[Sequence, str] = {}  # ended sequences whose pages a step still writes to
+        self.ended: dict[Sequence, str] = {}
+        """Ended sequences whose pages a step still writes to, with the names of their claims."""
         self._departures = itertools.count()
 
     def check_room(self) -> int:
@@ -456,25 +460,18 @@ class StepsInFlight:
         """
         name = f"{sequence.request_id}/departed-{next(self._departures)}"
         self._kv.rename(sequence.request_id, name)
-        self._ended[sequence] = name
+        self.ended[sequence] = name
 
     def release_ended(self, step: Step) -> list[Sequence]:
         """Free the pages of ended sequences that no step holds any more; return those sequences."""
         released: list[Sequence] = []
-        if not self._ended:
-            return released
         for sequence in step.sequences:
-            if not sequence.in_flight and sequence in self._ended:
-                name = self._ended.pop(sequence)
+            if not sequence.in_flight and sequence in self.ended:
+                name = self.ended.pop(sequence)
                 self._kv.release(name, sequence.tokens, sequence.processed)
                 sequence.pages = ()
                 released.append(sequence)
         return released
-
-    @property
-    def num_ended(self) -> int:
-        """Number of ended sequences that still hold pages."""
-        return len(self._ended)
 
     def counts(self) -> Counter[Sequence]:
         """Return the number of steps that hold each sequence."""
