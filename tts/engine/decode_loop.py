@@ -64,7 +64,7 @@ class EngineControl(Protocol):
 class RangeProfiler(Protocol):
     """Profiler with named ranges, such as `llm.Profiler`."""
 
-    def range(self, name: str) -> AbstractContextManager[object]: ...
+    range: Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
