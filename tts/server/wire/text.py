@@ -13,7 +13,7 @@ from tts.factory import TextModel
 from tts.families.prompt import PromptBuilder
 from tts.server.wire.common import Violations, read_sampling
 from tts.speech.types import MAX_PRIORITY, SamplingOverrides
-from tts.text.clean import TextError, check_text
+from tts.text.clean import control_fault
 from tts.v1 import text_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 1024
@@ -30,17 +30,18 @@ ROLES: Mapping[int, ChatRole] = {
 }
 
 
-def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None:
-    """Check the input, which has at most `most` characters or tokens."""
+def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> list[str]:
+    """Check the input, which has at most `most` characters or tokens; return its texts."""
     kind = proto.WhichOneof("input")
     wrong.require(kind is not None, "input", "must have a prompt, chat or token_ids")
-    length = sum(map(len, input_texts(proto)))
+    messages = proto.chat.messages
+    texts = [proto.prompt, *(message.content for message in messages)]
+    length = sum(map(len, texts))
     wrong.require(length <= most, f"input.{kind}", f"is longer than {most} characters")
     most_ids = f"has more than {most} tokens"
     wrong.require(len(proto.token_ids.ids) <= most, "input.token_ids", most_ids)
-    if kind == "prompt":
-        _check_characters(proto.prompt, "input.prompt", wrong)
-    messages = proto.chat.messages
+    if fault := control_fault(proto.prompt):
+        wrong.require(False, "input.prompt", fault)
     wrong.require(
         len(messages) <= MAX_MESSAGES, "input.chat", f"has more than {MAX_MESSAGES} messages"
     )
@@ -48,7 +49,9 @@ def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None
         path = f"input.chat.messages[{index}]"
         known = message.role in ROLES
         wrong.require(known, f"{path}.role", f"{message.role} is not a known value")
-        _check_characters(message.content, f"{path}.content", wrong)
+        if fault := control_fault(message.content):
+            wrong.require(False, f"{path}.content", fault)
+    return texts
 
 
 def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOverrides:
@@ -82,21 +85,10 @@ def check_embed(request: pb.EmbedRequest, max_characters: int) -> None:
         wrong.require(0 < len(request.inputs) <= most, "inputs", f"must be 1 to {most} texts")
         for index, text in enumerate(request.inputs[:most]):
             field = f"inputs[{index}]"
-            _check_characters(text, field, wrong)
+            if fault := control_fault(text):
+                wrong.require(False, field, fault)
             fits = 0 < len(text) <= max_characters
             wrong.require(fits, field, f"must have 1 to {max_characters} characters")
-
-
-def _check_characters(text: str, field: str, wrong: Violations) -> None:
-    try:
-        check_text(text)
-    except TextError as error:
-        wrong.require(False, field, error.violations[0].description)
-
-
-def input_texts(proto: pb.GenerationInput) -> list[str]:
-    """Return the texts of an input."""
-    return [proto.prompt, *(message.content for message in proto.chat.messages)]
 
 
 def prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, ...]:
