@@ -168,7 +168,8 @@ class SamplingGroup:
 
     def sample(self, logits: Tensor) -> Tensor:
         """Return token ids [n] for the logits [n, V] of the rows."""
-        allowed = self.candidates.take(logits)
+        is_whole = self.candidates.ranges == ((0, logits.shape[1]),)
+        allowed = logits if is_whole else self.candidates.take(logits)
         match self.method:
             case Method.GREEDY:
                 columns = allowed.argmax(dim=1)
@@ -178,7 +179,7 @@ class SamplingGroup:
                 columns = sample_top_p(allowed, self)
             case Method.ANY:
                 columns = sample_any(allowed, self)
-        return self.candidates.ids_of(columns)
+        return columns if is_whole else self.candidates.ids_of(columns)
 
 
 def sample_top_k(logits: Tensor, group: SamplingGroup) -> Tensor:
@@ -222,7 +223,9 @@ def probabilities_of(logits: Tensor, group: SamplingGroup) -> Tensor:
 
 def _pick_sorted(probabilities: Tensor, group: SamplingGroup) -> Tensor:
     """Draw a column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p."""
-    return pick(cut_sorted(probabilities, group), group.uniform)
+    if group.cuts:
+        probabilities = cut_sorted(probabilities, group)
+    return pick(probabilities, group.uniform)
 
 
 def cut_sorted(probabilities: Tensor, group: SamplingGroup) -> Tensor:
