@@ -292,4 +292,6 @@ def _weights(group: SamplingGroup, allowed: Tensor) -> Tensor:
     else:
         plain = probabilities_of(allowed, group)
         probabilities, columns = plain.sort(dim=1, descending=True, stable=True)
-    return weights.scatter_(1, columns, cut_sorted(probabilities, group).double())
+    if group.cuts:
+        probabilities = cut_sorted(probabilities, group)
+    return weights.scatter_(1, columns, probabilities.double())

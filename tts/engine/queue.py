@@ -115,9 +115,9 @@ class StreamQueue(Generic[Item]):
         if not was_empty:
             return is_full  # the reader is awake, and reads until the queue is empty
         if self._wakeups is None:
-            self._call(self._note_arrival)
+            self._call(self._note_change)
         else:
-            self._wakeups.add(self._loop, self._note_arrival)
+            self._wakeups.add(self._loop, self._note_change)
         return is_full
 
     async def get(self) -> Item:
@@ -144,7 +144,7 @@ class StreamQueue(Generic[Item]):
             if self._error is None:
                 self._error = error
             self._items.clear()
-        self._call(self._wake)
+        self._call(self._note_change)
 
     def close(self) -> None:
         """Drop the queued items and stop the timeout; on the event loop, after the last read."""
@@ -158,12 +158,10 @@ class StreamQueue(Generic[Item]):
         with suppress(RuntimeError):  # the loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(function)
 
-    def _wake(self) -> None:
+    def _note_change(self) -> None:
+        """Wake the reader for an item or an error; begin to watch that it reads."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _note_arrival(self) -> None:
-        self._wake()
         if self._watch is None:
             self._check_reader()
 
