@@ -14,13 +14,12 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, Token, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
-from llm.scheduler.planner import BatchPlanner
+from llm.scheduler.planner import BatchPlanner, Step
 from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
 from llm.stats import SequenceCounters, SequenceStats
@@ -162,15 +161,15 @@ class Scheduler:
         Commit or fail it before the next call; when planning ahead, launch it.
         """
         num_in_flight = self._in_flight.check_room()
-        batch = self._planner.plan(ahead=num_in_flight > 0)
+        step = self._planner.plan(ahead=num_in_flight > 0)
         if self._planner.failed:
             now = self._clock()
             for sequence, message in self._planner.failed:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
-        if batch.rows:
-            self._in_flight.add(batch, self._planner.sequences)
-        return batch
+        if step.rows:
+            self._in_flight.add(step)
+        return step.batch
 
     def launched(self, batch: ScheduledBatch) -> None:
         """Mark a batch as running, so that the next one can be planned before its results arrive.
@@ -398,19 +397,6 @@ def _without(
     return tuple(token_ids[index] for index in kept), kept_logprobs
 
 
-@dataclass(eq=False, slots=True)
-class Step:
-    """A batch and the sequences of its rows, because request ids may be reused before it ends."""
-
-    batch: ScheduledBatch
-    sequences: tuple[Sequence, ...]
-    is_launched: bool = False
-
-    def pairs(self) -> zip[tuple[ScheduledRow, Sequence]]:
-        """Return pairs of rows and sequences."""
-        return zip(self.batch.rows, self.sequences, strict=True)
-
-
 class StepsInFlight:
     """Steps that are not committed yet, in the order of scheduling, which is that of commits."""
 
@@ -430,9 +416,9 @@ class StepsInFlight:
             raise RuntimeError("the last batch was not launched")
         return len(self._steps)
 
-    def add(self, batch: ScheduledBatch, sequences: tuple[Sequence, ...]) -> None:
-        """Add a batch that was scheduled."""
-        self._steps.append(Step(batch, sequences))
+    def add(self, step: Step) -> None:
+        """Add a step that was planned."""
+        self._steps.append(step)
 
     def newest(self, batch: ScheduledBatch) -> Step:
         """Return the step of a batch that is about to be launched."""
@@ -478,5 +464,5 @@ class StepsInFlight:
         return Counter(sequence for step in self._steps for sequence in step.sequences)
 
     def __repr__(self) -> str:
-        rows = " + ".join(str(len(step.batch.rows)) for step in self._steps)
+        rows = " + ".join(str(len(step.rows)) for step in self._steps)
         return f"{rows} rows running" if rows else "idle"
