@@ -69,7 +69,7 @@ class TextApi:
         wrong = Violations()
         if config.request_id:
             wrong.request_id(config.request_id, "config.request_id")
-        asked = check_config(config, wrong)
+        given = check_config(config, wrong)
         can_echo = text.echoes or not config.echo
         wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
         texts = check_input(proto.input, self._config.max_stream_characters, wrong)
@@ -84,7 +84,7 @@ class TextApi:
         return Request(
             request_id=call.request_id,
             prompt_ids=await encoded(length, prompt_ids, proto.input, prompts),
-            sampling=read_text_sampling(config, asked, text),
+            sampling=read_text_sampling(config, given, text),
             priority=config.priority,
             lora=config.lora,
         )

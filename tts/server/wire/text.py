@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from llm import RequestError, SamplingParams, TokenLogprob
 from tts.checkpoint.chat import ChatMessage, ChatRole
 from tts.errors import InvalidRequestError
 from tts.factory import TextModel
 from tts.families.prompt import PromptBuilder
-from tts.server.wire.common import Violations, read_sampling
-from tts.speech.types import MAX_PRIORITY, SamplingOverrides
+from tts.server.wire.common import Violations, given_sampling
+from tts.speech.types import MAX_PRIORITY, overridden, sampling_violations
 from tts.text.clean import control_fault
 from tts.v1 import text_pb2 as pb
 
@@ -54,10 +55,10 @@ def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> list
     return texts
 
 
-def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOverrides:
-    """Check the fields of a config; return its sampling overrides."""
-    asked = read_sampling(config.sampling)
-    wrong += asked.violations("config.sampling")
+def check_config(config: pb.GenerationConfig, wrong: Violations) -> dict[str, Any]:
+    """Check the fields of a config; return the sampling parameters that it gives."""
+    given = given_sampling(config.sampling)
+    wrong += sampling_violations(given, "config.sampling")
     stops = config.sampling.stop
     wrong.require(
         len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops),
@@ -73,7 +74,7 @@ def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOver
     wrong.require(
         abs(config.priority) <= MAX_PRIORITY, "config.priority", f"must be in ±{MAX_PRIORITY}"
     )
-    return asked
+    return given
 
 
 def check_embed(request: pb.EmbedRequest, max_characters: int) -> None:
@@ -106,16 +107,16 @@ def prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, 
 
 
 def read_text_sampling(
-    config: pb.GenerationConfig, asked: SamplingOverrides, model: TextModel
+    config: pb.GenerationConfig, given: Mapping[str, Any], model: TextModel
 ) -> SamplingParams:
-    """Return the sampling parameters: as `asked` in the config, else the model's defaults."""
-    min_tokens = asked.min_tokens or 0
+    """Return the sampling parameters: those `given` in the config, else the model's defaults."""
+    min_tokens = given.get("min_tokens", 0)
     try:
         return replace(
-            asked.over(model.sampling),
-            seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+            overridden(model.sampling, given),
+            seed=given["seed"] if "seed" in given else secrets.randbits(64),
             min_tokens=min_tokens,
-            max_tokens=asked.max_tokens or max(DEFAULT_MAX_TOKENS, min_tokens),
+            max_tokens=given.get("max_tokens", max(DEFAULT_MAX_TOKENS, min_tokens)),
             stop_token_ids=tuple(
                 dict.fromkeys((*model.stop_token_ids, *config.sampling.stop_token_ids))
             ),
