@@ -42,7 +42,7 @@ from benchmarks.engine_load import (
     running,
     throughput_jobs,
 )
-from benchmarks.packed_shapes import KINDS
+from benchmarks.packed_shapes import GPU_BITS, KINDS
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
@@ -174,8 +174,12 @@ def _decode(
 def _weight_bytes(runner: ModelRunner, shape: Shape, rows: int) -> int:
     """Return the bytes of the weights that a step of so many rows reads."""
     encoding = runner.loaded_model.encoding
-    if encoding.packed:
+    if encoding.packed and runner.model_config.on_cpu:
         return runner.weights_bytes
+    if encoding.packed and shape.packed:
+        layer_bits, head_bits = GPU_BITS[shape.packed]
+        num_others = shape.num_weights - shape.num_head_weights
+        return int(num_others * layer_bits + shape.num_head_weights * head_bits) // 8
     head_bytes = shape.num_head_weights * (1 if encoding.int8 else encoding.dtype.itemsize)
     num_others = shape.num_weights_read(rows) - shape.num_head_weights
     return head_bytes + num_others * encoding.matrix_bytes
@@ -371,7 +375,7 @@ def parser() -> argparse.ArgumentParser:
     options = arguments("Decode speed of the core.", repeat=sizes.repeat, has_model=False)
     options.add_argument("--model", type=Path, help="checkpoint folder, in place of the shapes")
     options.add_argument("--shape", nargs="+", choices=SHAPES, default=list(DEFAULT_SHAPES))
-    options.add_argument("--packed", choices=KINDS, help="GGUF files of the Llama shapes, CPU")
+    options.add_argument("--packed", choices=KINDS, help="four-bit checkpoints of Llama shapes")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on the CPU")

@@ -16,7 +16,8 @@ from llm.kernels.float8 import normalise_quantized
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
-from llm.kernels.tuning import blocks_for
+from llm.kernels.tuning import blocks_for, packed_blocks
+from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -29,17 +30,32 @@ from llm.layers.decoder import (
     Rotary,
     SelfAttention,
 )
-from llm.layers.linear import Float8Linear, FloatLinear
+from llm.layers.linear import Float8Linear, FloatLinear, PackedLinear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.stack import create_stack
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 
+Matrix = FloatLinear | Float8Linear | PackedLinear
+
 WORKING_SET = 512 * 2**20  # bytes of weights that are read in turn: several times the cache
 REPLAYS = 9
 EPSILON = 1e-5
+PACKED = {
+    "gptq": (4, 128, False),
+    "awq": (4, 128, True),
+    "q4_0": (4, 32, False),
+    "q4_1": (4, 32, True),
+    "q6_k": (8, 16, False),
+    "q8_0": (8, 32, False),
+}
+"""Bits, inputs of a group, and whether there are minimums, by format of packed matrices."""
+HEADS = {name: "q6_k" if name.startswith("q4") else "" for name in PACKED}
+"""Formats of the head of a file whose layers are packed; else it is bfloat16."""
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
+FLOAT8 = "float8"
+SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +71,27 @@ class Product:
     is_added: bool = False
     out_dtype: torch.dtype = DTYPE
     is_float8: bool = False
+    packed: str = ""  # a format of PACKED
 
     @property
     def weight_width(self) -> int:
-        """Bytes of one weight."""
+        """Bytes of one weight that is not packed."""
         return 1 if self.is_float8 else 2
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all its parts in bfloat16 or float8."""
-        return self.parts * self.num_out * self.num_in * self.weight_width
+        """Size of all its parts in bfloat16, float8 or packed."""
+        count = self.parts * self.num_out * self.num_in
+        if not self.packed:
+            return count * self.weight_width
+        bits, group, has_minimums = PACKED[self.packed]
+        return count * bits // 8 + count // group * SCALE_BYTES * (1 + has_minimums)
 
     def blocks(self, rows: int) -> Blocks | None:
         """Return the tile sizes that a model uses."""
+        if self.packed:
+            bits = PACKED[self.packed][0]
+            return packed_blocks(self.num_out, self.num_in, rows, parts=self.parts, bits=bits)
         width = self.weight_width
         return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
 
@@ -84,10 +108,12 @@ class Model:
     vocabulary: int
     has_head_norm: bool = False
 
-    def products_in(self, *, float8: bool) -> tuple[Product, ...]:
-        """Return the products, with float8 matrices in the layers or with bfloat16."""
+    def products_in(self, form: str) -> tuple[Product, ...]:
+        """Return the products, with matrices of the layers in bfloat16 (""), float8 or packed."""
         *layer, head = self.products
-        return (*(replace(product, is_float8=float8) for product in layer), head)
+        packed, is_float8 = form if form in PACKED else "", form == FLOAT8
+        found = (replace(product, is_float8=is_float8, packed=packed) for product in layer)
+        return (*found, replace(head, packed=HEADS.get(form, "")))
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -141,7 +167,8 @@ class WeightsOfProduct:
         count = copies or max(2, min(32, -(-WORKING_SET // item.weight_bytes)))
         scale = item.num_in**-0.5
         shape = (item.parts * item.num_out, item.num_in)
-        self._weights = [_matrix(*shape, scale=scale, float8=item.is_float8) for _ in range(count)]
+        form = item.packed or (FLOAT8 if item.is_float8 else "")
+        self._weights = [_matrix(*shape, scale=scale, form=form) for _ in range(count)]
         self._out = torch.zeros(rows, item.num_out, device=DEVICE, dtype=item.out_dtype)
 
     def call(self, method: ProductMethod, index: int = 0, level: int = 2) -> Tensor:
@@ -149,12 +176,13 @@ class WeightsOfProduct:
         item, x, matrix, out = self.item, self._x, self._weights[index], self._out
         weight, scales = matrix.weight, matrix.scales if isinstance(matrix, Float8Linear) else None
         gain = self._gain if item.is_normed else None
-        if method.blocks is None and item.is_float8:
-            return self._rounded_product(matrix)
-        if method.blocks is None:
+        if method.blocks is None and (item.is_float8 or item.packed):
+            return self._layers_product(matrix)
+        if method.blocks is None and isinstance(weight, Tensor):
             if item.is_added:
                 return torch.addmm(out, x, weight.t(), out=out)
             return F.linear(x, weight)
+        assert method.blocks is not None
         if item.parts == 2:
             return gated_product(
                 x, weight, method.blocks, scales=scales, gain=gain, epsilon=EPSILON, level=level
@@ -172,8 +200,10 @@ class WeightsOfProduct:
         )
         return out
 
-    def _rounded_product(self, matrix: FloatLinear | Float8Linear) -> Tensor:
-        """Compute the product as a layer does for many rows: rounding, and torch's BLAS."""
+    def _layers_product(self, matrix: Matrix) -> Tensor:
+        """Compute the product as a layer does for many rows: with rounding and torch's BLAS, or
+        packed.
+        """
         if self.item.is_normed and isinstance(matrix, Float8Linear):
             return matrix(normalise_quantized(self._x, self._gain, EPSILON))
         found = matrix(self._x)
@@ -194,7 +224,8 @@ class WeightsOfProduct:
         if item.is_normed:
             x = x * torch.rsqrt((x * x).sum(1, keepdim=True) + EPSILON) * self._gain.float()
         matrix = self._weights[0]
-        weight = matrix.weight.float()
+        weight = matrix.weight
+        weight = weight.expand() if isinstance(weight, Words) else weight.float()
         if isinstance(matrix, Float8Linear):
             rows = quantize_rows(x)
             x = rows.values.float() * rows.scales[:, None]
@@ -263,14 +294,27 @@ def _norm(model: Model) -> RMSNorm:
     return RMSNorm(normal(model.hidden), EPSILON)
 
 
-def _matrix(num_out: int, num_in: int, *, scale: float, float8: bool) -> FloatLinear | Float8Linear:
+def random_words(num_out: int, num_in: int, kind: str, scale: float) -> Words:
+    """Return a packed matrix of random bits, whose weights have about this deviation."""
+    bits, group, has_minimums = PACKED[kind]
+    bounds, shape = (-(2**31), 2**31), (num_out, num_in * bits // 32)
+    values = torch.randint(*bounds, shape, dtype=torch.int32, device=DEVICE)
+    scales = torch.rand(num_out, num_in // group, device=DEVICE).add_(0.5).mul_(scale)
+    scales.div_(2**bits / 12**0.5)
+    minimums = scales.mul(-(2 ** (bits - 1))).half() if has_minimums else None
+    return Words(values, scales.half(), minimums, bits)
+
+
+def _matrix(num_out: int, num_in: int, *, scale: float, form: str) -> Matrix:
+    if form in PACKED:
+        return PackedLinear(random_words(num_out, num_in, form, scale))
     weight = LinearWeight(normal(num_out, num_in, scale=scale))
-    return (Float8Linear if float8 else FloatLinear)(weight, DTYPE, DEVICE)
+    return (Float8Linear if form == FLOAT8 else FloatLinear)(weight, DTYPE, DEVICE)
 
 
-def _layers(model: Model, num_layers: int, *, float8: bool) -> Iterator[DecoderLayer]:
-    def linear(num_out: int, num_in: int) -> FloatLinear | Float8Linear:
-        return _matrix(num_out, num_in, scale=num_in**-0.5, float8=float8)
+def _layers(model: Model, num_layers: int, form: str) -> Iterator[DecoderLayer]:
+    def linear(num_out: int, num_in: int) -> Matrix:
+        return _matrix(num_out, num_in, scale=num_in**-0.5, form=form)
 
     qkv, output, gate_up, down, _ = model.products
     heads = model.heads
@@ -292,14 +336,15 @@ def _layers(model: Model, num_layers: int, *, float8: bool) -> Iterator[DecoderL
 
 
 def step_microseconds(
-    name: str, rows: int, kernels: KernelSet, num_layers: int = 0, *, float8: bool = False
+    name: str, rows: int, kernels: KernelSet, num_layers: int = 0, *, form: str = ""
 ) -> float:
     """Return the time of all layers and the head, without attention, for `rows` decode rows."""
     model = MODELS[name]
     num_layers = num_layers or model.num_layers
     hidden_size = model.hidden
-    weight = _matrix(model.vocabulary, hidden_size, scale=hidden_size**-0.5, float8=False)
-    layers = list(_layers(model, num_layers, float8=float8))
+    head = HEADS.get(form, "")
+    weight = _matrix(model.vocabulary, hidden_size, scale=hidden_size**-0.5, form=head)
+    layers = list(_layers(model, num_layers, form))
     stack = create_stack(layers, LogitsHead(_norm(model), weight), kernels)
     heads = model.heads
     pool = KVPool(num_layers, 4, 16, heads.num_kv_heads, heads.head_dim, DTYPE, DEVICE)

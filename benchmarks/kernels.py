@@ -4,7 +4,8 @@ Every time is of one product inside a CUDA graph of many, with separate weights 
 cache, as in a decode step. GB/s count the weights only. A step is all of a model except attention:
 a lower bound of a captured decode step. `--tune` first tries tile sizes for each product and prints
 the fastest: the rules in `llm.kernels.tuning` are derived from them. With `--float8` the matrices
-of the layers are float8, and cuBLAS stands for the rounding of the rows and torch's product.
+of the layers are float8, and cuBLAS stands for the rounding of the rows and torch's product. With
+`--packed` they are packed, and it stands for the kernel of many rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.kernel_shapes import (
+    FLOAT8,
     MODELS,
+    PACKED,
     Product,
     ProductMethod,
     WeightsOfProduct,
@@ -27,6 +30,7 @@ from benchmarks.kernel_shapes import (
 from benchmarks.report import Figure, Report, arguments, publish
 from llm.kernels.blocks import Blocks
 from llm.kernels.registry import KernelSet
+from llm.kernels.words import UNIT_BITS
 
 ROWS = (1, 2)
 MAX_ERROR = 0.02
@@ -35,8 +39,11 @@ VENDOR = ProductMethod()
 
 def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
     """Return methods with tiles of 64 to 256 bytes a thread, one per program or shared by a few
-    programs.
+    programs. A packed matrix is cut along its inputs, too.
     """
+    if item.packed:
+        yield from packed_methods(item, rows)
+        return
     block_in = item.num_in & -item.num_in
     block_in = min(block_in if block_in >= 512 else 1024, 2048)
     for warps, block_out in itertools.product((4, 8, 16), (1, 2, 4, 8, 16)):
@@ -56,20 +63,40 @@ def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
             yield ProductMethod(Blocks(block_out, block_in, warps, programs))
 
 
+def packed_methods(item: Product, rows: int) -> Iterator[ProductMethod]:
+    """Return methods with 3 to 32 units of 16 bytes a thread."""
+    unit = UNIT_BITS // PACKED[item.packed][0]
+    units = -(-item.num_in // unit)
+    most = 1 << (units - 1).bit_length()
+    for warps, block_out, width in itertools.product(
+        (2, 4, 8, 16), (2, 4, 8, 16, 32), (most, most // 2, most // 4)
+    ):
+        chunks = -(-units // width)
+        per_thread = item.parts * block_out * chunks * width / (warps * 32)
+        if width > 32 * warps or not 3 <= per_thread <= 32 or rows * chunks * width > 64 * warps:
+            continue
+        tiles = -(-item.num_out // block_out)
+        for per_processor in (0, 1, 2, 4):
+            programs = per_processor * 132
+            if programs * 3 > tiles * 2 or per_processor * warps > 16:
+                continue
+            if programs and per_thread > 16:
+                continue
+            yield ProductMethod(Blocks(block_out, width * unit, warps, programs))
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Measured models and numbers of rows."""
 
     models: tuple[str, ...]
     rows: tuple[int, ...]
-    float8: bool = False
+    form: str = ""  # of the layers' matrices
 
     @property
     def products(self) -> list[tuple[Product, int]]:
         """Return each product with each number of rows."""
-        items = [
-            item for model in self.models for item in MODELS[model].products_in(float8=self.float8)
-        ]
+        items = [item for model in self.models for item in MODELS[model].products_in(self.form)]
         return list(itertools.product(items, self.rows))
 
 
@@ -123,7 +150,7 @@ def figures(work: Work) -> Iterator[Figure]:
             yield Figure(figure, (speed,), "GB/s", note=note)
     for model, rows in itertools.product(work.models, work.rows):
         for name, kernels in sets().items():
-            step = step_microseconds(model, rows, kernels, float8=work.float8)
+            step = step_microseconds(model, rows, kernels, form=work.form)
             yield Figure(f"{model} step, {rows} rows, {name}", (step,), "us")
 
 
@@ -147,8 +174,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="numbers of rows")
     parser.add_argument("--float8", action="store_true", help="float8 matrices in the layers")
+    parser.add_argument("--packed", choices=list(PACKED), help="packed matrices in the layers")
     options = parser.parse_args()
-    work = Work(tuple(options.models), tuple(options.rows), options.float8)
+    form = options.packed or (FLOAT8 if options.float8 else "")
+    work = Work(tuple(options.models), tuple(options.rows), form)
     if options.tune:
         compile_all(work, options.workers)
         tune(work)

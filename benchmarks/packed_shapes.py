@@ -1,4 +1,4 @@
-"""GGUF files of random four-bit matrices, of the sizes of a language model."""
+"""Checkpoints of random four-bit matrices, of a language model's sizes: GGUF files and GPTQ."""
 
 from __future__ import annotations
 
@@ -7,17 +7,51 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
+from llm.models.gguf import transformers_name
 from llm.models.gguf_blocks import LAYOUTS
 
-KINDS = ("Q4_0", "Q4_K")
+GPTQ = "GPTQ"
+KINDS = ("Q4_0", "Q4_K", GPTQ)
 TABLE_KIND = "Q6_K"  # of the embedding, as published files have it
 SPREAD = {"Q4_0": 4.6, "Q4_K": 160.0, "Q6_K": 1330.0}
 """Standard deviation of a weight whose block has the scale 1, about."""
+GPU_BITS = {"Q4_0": (4.5, 10.0), "Q4_K": (6.0, 10.0), GPTQ: (4.125, 16.0)}
+"""Bits of a weight of the layers and of the head on a GPU, with its share of scales."""
+GROUP = 128  # of GPTQ
+GPTQ_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
 
 
-def write_packed(path: Path, values: Mapping[str, Any], kind: str) -> None:
+def write_packed(folder: Path, values: Mapping[str, Any], kind: str) -> None:
     """Write the weights of a Llama with these keys of config.json; norms are 1."""
+    if kind == GPTQ:
+        save_file(_gptq_tensors(values), folder / "model.safetensors")
+    else:
+        _write_gguf(folder / "model.gguf", values, kind)
+
+
+def _gptq_tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    made, found = torch.Generator().manual_seed(0), {}
+    for name, (num_out, num_in) in _matrices(values):
+        path = transformers_name(f"{name}.weight").removesuffix(".weight")
+        if name == "token_embd":
+            table = torch.randn(num_out, num_in, generator=made).mul_(2 * num_in**-0.5)
+            found[f"{path}.weight"] = table.bfloat16()
+            continue
+        bounds, shape = (-(2**31), 2**31), (num_in // 8, num_out)
+        words = torch.randint(*bounds, shape, generator=made, dtype=torch.int32)
+        scale = 2 * num_in**-0.5 / SPREAD["Q4_0"]
+        found[f"{path}.qweight"] = words
+        found[f"{path}.qzeros"] = torch.full((num_in // GROUP, num_out // 8), 0x77777777).int()
+        found[f"{path}.scales"] = torch.full((num_in // GROUP, num_out), scale).half()
+    for name in _norms(values["num_hidden_layers"]):
+        found[transformers_name(f"{name}.weight")] = torch.ones(values["hidden_size"])
+    return found
+
+
+def _write_gguf(path: Path, values: Mapping[str, Any], kind: str) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")

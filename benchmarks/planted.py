@@ -38,7 +38,7 @@ from benchmarks.word_errors import Slips, slips
 from decoder import AudioEncoding, CodecSpec
 from llm import FinishReason, Request, TokenChunk
 from tts.api.load import load_service
-from tts.engine.client import AudioBlock, EncodedClip, EngineClient, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineClient, Hold, SpeechJob
 from tts.factory import Service
 from tts.observe.engine_status import EngineStatus
 from tts.speech.aligner import Aligner, letter_labels
@@ -128,8 +128,10 @@ class PlantedClient:
     def codec(self) -> CodecSpec | None:
         return self.client.codec
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        return self.client.generate(request)
+    def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        return self.client.generate(request, hold)
 
     async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:
         return await self.client.encode_prompt(samples)

@@ -58,6 +58,8 @@ KINDS: dict[str, dict[str, str]] = {
         f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "peers": "core --shape llasa-1b --part decode throughput peers --tokens 128 --repeat 2 "
         f"--crowds 64 256 {OVERLAP} --max-batch-size 256 --max-length 2304",
+        "packed_3b": "core --shape llama-3b --packed Q4_0 --part decode throughput --limit-s 20 "
+        f"--repeat 3 {OVERLAP} --max-batch-size 256 --max-length 2304",
         "frames": f"frames {QUICK}",
         "prompts": f"prompts --shape llasa-1b --repeat 4 {QUICK}",
         "sampling": "sampling",

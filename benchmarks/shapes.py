@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.packed_shapes import write_packed
+from benchmarks.packed_shapes import GPTQ, GPTQ_CONFIG, write_packed
 
 ROPE = {
     "rope_type": "llama3",
@@ -29,7 +29,7 @@ class Shape:
     """One language model: `values` are those of its config.json. Groups of heads share keys.
 
     `checkpoint` is the folder of one with weights; None: they are random, and with `packed` those
-    of a GGUF file in this format.
+    of a checkpoint in this format.
     """
 
     name: str
@@ -48,8 +48,11 @@ class Shape:
         return Shape(name, {**self.values, "vocab_size": vocab_size})
 
     def in_format(self, kind: str) -> Shape:
-        """Return the same model as a GGUF file of this format (see `packed_shapes`)."""
-        return Shape(f"{self.name} {kind}", self.values, packed=kind)
+        """Return the same model as a checkpoint of this format (see `packed_shapes`)."""
+        values = (
+            {**self.values, "quantization_config": GPTQ_CONFIG} if kind == GPTQ else self.values
+        )
+        return Shape(f"{self.name} {kind}", values, packed=kind)
 
     def write(self, folder: Path) -> Path:
         """Write a folder that the test mode can serve; no token ends a text.
@@ -62,7 +65,7 @@ class Shape:
         text = json.dumps(dict(self.values), indent=1)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         if self.packed:
-            write_packed(folder / "model.gguf", self.values, self.packed)
+            write_packed(folder, self.values, self.packed)
         return folder
 
     @property

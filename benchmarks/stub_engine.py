@@ -23,7 +23,7 @@ from tests.speech_server import Server, started
 from tts.config.defaults import VOICE_TOKENS, default_values
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.server import ServerConfig
-from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, Hold, SpeechJob
 from tts.factory import connect_service
 from tts.observe.engine_status import EngineStatus
 from tts.processes.child import freeze_garbage
@@ -71,7 +71,9 @@ class StubEngineClient:
                 finish_reason=FinishReason.STOP if number == self._num_blocks - 1 else None,
             )
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
 
     async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:

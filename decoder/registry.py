@@ -30,6 +30,7 @@ INDEX_FILE = "model.safetensors.index.json"
 NESTED_CONFIG, NESTED_PREFIX = "codec_config", "codec_model."
 """Key and prefix of a codec in a language model's config.json and weights, as in CSM."""
 GPU_MAX_BATCH = 32  # windows of a decode call, unless `max_batch` is given
+STREAMS = 512  # streams at once whose states have memory in advance, unless a number is given
 
 _DECODERS = {
     "dac": "decoder.codecs.dac:DacDecoder",
@@ -172,22 +173,32 @@ def _is_gpu(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def with_graphs(decoder: AudioDecoder, options: StreamingOptions) -> AudioDecoder:
+def with_graphs(
+    decoder: AudioDecoder, options: StreamingOptions, num_streams: int | None = None
+) -> AudioDecoder:
     """Capture a decoder's usual calls for streams of `options` as graphs on a GPU.
 
-    Elsewhere returns the decoder itself. Takes seconds, during which the device must have no other
-    work.
+    Memory for the states of `num_streams` streams at once (None: `STREAMS`) is allocated with them,
+    up to an eighth of the free memory. Elsewhere returns the decoder itself. Takes seconds, during
+    which the device must have no other work.
     """
     if not _is_gpu(decoder.device):
         return decoder
     from decoder.cuda.graphs import CapturedDecoder, CudaRecorder, schedule_windows
     from decoder.cuda.padded_graphs import PaddedGraphs
+    from decoder.cuda.state_graphs import StateGraphs, num_states
+    from decoder.kept_states import StatefulNetwork
     from decoder.window_inputs import PaddedNetwork, WindowNetwork
 
-    if not isinstance(decoder, WindowNetwork) or decoder.spec.keeps_state:
-        return decoder  # with a state every block reads tensors of its stream
+    has_states = decoder.spec.keeps_state
+    if not isinstance(decoder, StatefulNetwork if has_states else WindowNetwork):
+        return decoder
     with on_device(decoder.device):
         record = CudaRecorder(decoder.device)
+        if has_states and isinstance(decoder, StatefulNetwork):
+            states = StateGraphs(decoder, record, num_states(decoder, num_streams or STREAMS))
+            states.capture_schedule(options)
+            return states
         if isinstance(decoder, PaddedNetwork):
             padded = PaddedGraphs(decoder, record)
             padded.capture_schedule(options)

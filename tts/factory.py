@@ -204,7 +204,8 @@ def create_engine_client(
     streaming = None
     if decoder:  # before the language model takes the rest of a GPU's memory
         streaming = streaming_options(config, decoder.spec.recommended)
-        decoder = with_graphs(decoder, streaming)
+        num_streams = config.max_queue_size_tg or config.max_batch_size
+        decoder = with_graphs(decoder, streaming, num_streams)
     speakers = _speaker_encoder(config, family, decoder.spec) if family and decoder else None
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     # Speech is played while it is generated, so its tokens should arrive one by one.

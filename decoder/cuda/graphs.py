@@ -95,8 +95,12 @@ class CapturedDecoder(AudioDecoder):
         if key not in self._captured_calls:
             fixed = inputs.to(self.device)
             with nullcontext() if self.device == "cpu" else tensor_float32():
-                replay, output = self._record(lambda: self._network.run(fixed))
+                replay, output = self._record(lambda: self._run(fixed))
             self._captured_calls[key] = CapturedCall(fixed, replay, output)
+
+    def _run(self, inputs: WindowInputs) -> Tensor:
+        """Do the work of a captured call on its fixed inputs."""
+        return self._network.run(inputs)
 
     def decode(self, windows: Sequence[DecodeWindow]) -> Tensor:
         """See AudioDecoder.decode."""

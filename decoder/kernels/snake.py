@@ -1,9 +1,11 @@
-"""Triton kernels of the snake decoder: each reads and writes its values once.
+"""Triton kernels of snakes: each reads and writes its values once.
 
     snake              x ──▶ x + sin²(a x) / a
+    scaled snake       x ──▶ x + h sin²(a x)
     depthwise unit     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
 
-Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder.
+Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder, that of the
+scaled one in decoder.codecs.qwen3_tts.modules.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ COLUMNS = tl.constexpr(10)  # per channel: both alphas, the bias, the taps
 
 
 @triton.jit
-def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+def _squared_sine(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
     """Reduce the angle by whole half turns, which do not change sin², then use Taylor's series of
     sin(πr) up to r¹¹: within 6e-8 for |r| ≤ ½.
     """
@@ -32,7 +34,12 @@ def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
     series = 0.08214588661112823 - 0.007370430945714349 * s
     series = 2.550164039877345 + s * (-0.5992645293207919 + s * series)
     wave = r * (3.141592653589793 + s * (-5.16771278004997 + s * series))
-    return x + wave * wave / (alpha + 1e-9)
+    return wave * wave
+
+
+@triton.jit
+def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+    return x + _squared_sine(x, alpha) / (alpha + 1e-9)
 
 
 @triton.jit
@@ -56,6 +63,28 @@ def _snake_kernel(
     values = tl.load(x + line.to(tl.int64) * stride + t, mask=is_own, other=0.0)
     result = _snake(values, tl.load(alphas + line % channels))
     tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
+
+
+@triton.jit
+def _scaled_snake_kernel(
+    x: tl.tensor,
+    alphas: tl.tensor,
+    heights: tl.tensor,
+    out: tl.tensor,
+    channels: tl.tensor,
+    length: tl.tensor,
+    stride: tl.tensor,
+    out_stride: tl.tensor,
+) -> None:
+    """Program (b C + c, t): like `_snake_kernel` without padding, with a height for each channel
+    and lines of out that may be apart, too.
+    """
+    line = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
+    wave = _squared_sine(values, tl.load(alphas + line % channels))
+    result = values + tl.load(heights + line % channels) * wave
+    tl.store(out + line.to(tl.int64) * out_stride + t, result, mask=t < length)
 
 
 @triton.jit
@@ -94,6 +123,21 @@ def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
     return out
 
 
+def scaled_snake(x: Tensor, alphas: Tensor, heights: Tensor, out: Tensor | None = None) -> Tensor:
+    """Apply a snake to x [B, C, T] with equally spaced lines; alphas and heights [C].
+
+    The result is written to `out`, of x's shape and also with equally spaced lines, if given.
+    """
+    rows, channels, length = x.shape
+    _check_lines(x)
+    out = x.new_empty(x.shape) if out is None else out
+    _check_lines(out)
+    grid = (rows * channels, triton.cdiv(length, BLOCK.value))  # the second one is limited
+    strides = x.stride(1), out.stride(1)
+    _scaled_snake_kernel[grid](x, alphas, heights, out, channels, length, *strides)
+    return out
+
+
 def pack_unit(alpha_in: Tensor, alpha_out: Tensor, convolution: nn.Conv1d) -> Tensor:
     """Return the parameters of `depthwise_unit` [C, 10] for a depthwise convolution and its
     snakes.
@@ -115,7 +159,12 @@ def depthwise_unit(x: Tensor, packed: Tensor, dilation: int, own: Span | None) -
 def _prepared(x: Tensor) -> tuple[tuple[int, int], Tensor]:
     """Return the grid of programs, and the output tensor."""
     rows, channels, length = x.shape
-    assert x.stride(2) == 1
-    assert rows == 1 or x.stride(0) == channels * x.stride(1)
+    _check_lines(x)
     out = torch.empty((rows, channels, length), dtype=x.dtype, device=x.device)
     return (triton.cdiv(length, BLOCK.value), rows * channels), out
+
+
+def _check_lines(x: Tensor) -> None:
+    """Check that the lines of x [B, C, T] are equally spaced."""
+    assert x.stride(2) == 1
+    assert x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)

@@ -290,6 +290,7 @@ class Engine:
     def _run(self) -> None:
         error = ""
         try:
+            self._pipeline.use_device()
             while self._run_commands():
                 did_step = self._steps.step()
                 hook = self._hook

@@ -41,6 +41,9 @@ class Pipeline(Protocol):
     @property
     def overlap_active(self) -> bool: ...
 
+    def use_device(self) -> None:
+        """Make the model's device the current one of the calling thread."""
+
     def execute(self, batch: ScheduledBatch, /) -> StepOutput:
         """Start a batch and return finished results; an empty batch only waits for pending results.
 

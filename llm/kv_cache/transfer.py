@@ -28,6 +28,7 @@ from llm.memory.peer_slots import Handle, PeerSlots
 from llm.request import Request
 
 PART_BYTES = 8 * 2**20  # maximum size of what is moved at once, unless a page is larger
+PEER_PART_BYTES = 32 * 2**20  # the same for what a GPU writes to another GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class PageTransfer:
         self.part_pages = max(1, PART_BYTES // self.page_bytes)
         """Maximum number of pages that are moved at once."""
         self.part_bytes = self.part_pages * self.page_bytes
+        self.peer_pages = max(1, PEER_PART_BYTES // self.page_bytes)
+        """Maximum number of pages that a GPU writes to a slot of another GPU."""
         self.is_on_gpu = pool.device.type == "cuda"
         """Whether `PeerSlots` may be possible."""
         self._stream = torch.cuda.Stream(pool.device) if self.is_on_gpu else None
@@ -140,11 +143,12 @@ class PageTransfer:
 
     def create_slots(self, num_slots: int) -> PeerSlots:
         """Allocate slots for parts. Raises `RuntimeError`."""
-        return PeerSlots.create(self._pool.device, num_slots, self.part_bytes)
+        return PeerSlots.create(self._pool.device, num_slots, self.peer_pages * self.page_bytes)
 
     def open_slots(self, handle: Handle, num_slots: int) -> PeerSlots:
         """Map the slots of another process. Raises the errors of `PeerSlots.open`."""
-        return PeerSlots.open(handle, self._pool.device, num_slots, self.part_bytes)
+        size = self.peer_pages * self.page_bytes
+        return PeerSlots.open(handle, self._pool.device, num_slots, size)
 
     def read_to(self, pages: Sequence[int], slots: PeerSlots, slot: int) -> None:
         """Copy the content of claimed pages to another process's slot. Raises `RuntimeError`."""

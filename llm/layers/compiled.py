@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVCacheInputs
+from llm.kernels.words import Words
 from llm.layers.decoder import DecoderLayer, GatedMLP
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,23 @@ def traced_multiply(
 @traced_multiply.register_fake
 def _(inputs: Tensor, weights: Tensor, scales: Tensor | None, minimums: Tensor | None) -> Tensor:
     return inputs.new_empty(inputs.shape[0], weights.shape[0])
+
+
+@torch.library.custom_op("sonant::multiply_packed", mutates_args=())
+def traced_packed(
+    x: Tensor, values: Tensor, scales: Tensor, minimums: Tensor | None, bits: int
+) -> Tensor:
+    """Compute `kernels.packed.multiply_packed` in a function that torch traces."""
+    from llm.kernels.packed import multiply_packed
+
+    out = x.new_empty(x.shape[0], values.shape[0])
+    multiply_packed(x.contiguous(), Words(values, scales, minimums, bits), out)
+    return out
+
+
+@traced_packed.register_fake
+def _(x: Tensor, values: Tensor, scales: Tensor, minimums: Tensor | None, bits: int) -> Tensor:
+    return x.new_empty(x.shape[0], values.shape[0])
 
 
 class Compiler:

@@ -90,16 +90,16 @@ class LogitsHead:
 
 
 class Embedding:
-    """Maps [T] ids to rows [T, hidden] of a table, which may stay int8 or in groups."""
+    """Maps [T] ids to rows [T, hidden] of a table, which may stay int8 or, on a CPU, in groups."""
 
     def __init__(
         self, weight: LinearWeight, *, dtype: torch.dtype, device: torch.device, int8: bool
     ) -> None:
         self.dtype = dtype
         self._scales: Tensor | None = None
-        self._groups = weight.groups
-        if weight.groups is not None:
-            self.table = weight.groups.values
+        self._groups = weight.groups if device.type == "cpu" else None
+        if self._groups is not None:
+            self.table = self._groups.values
         elif int8:
             self.table, scales = weight.to_int8()
             self._scales = scales[:, None].to(dtype)

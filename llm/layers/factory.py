@@ -16,6 +16,7 @@ from llm.layers.linear import (
     FloatLinear,
     InvariantLinear,
     Linear,
+    PackedLinear,
     RowLinear,
 )
 from llm.layers.weight import LinearWeight
@@ -24,12 +25,13 @@ from llm.lora.manager import LoRAManager
 TORCH_BLAS = "torch BLAS"
 BUILT_IN_KERNELS = "built-in kernels for few rows"  # and torch's BLAS for many rows
 ONE_ORDER = "one order of sums"
+PACKED = "packed matrices, built-in kernels"
 BY_EXPERT = "one product for all experts"
 
 
 class LinearFactory:
     """Creates the layers of one model: int8 or float8 (quantised here unless it is stored so) or
-    `dtype`. A weight in groups stays so where sums of rows are computed here.
+    `dtype`. A weight in groups stays so where kernels of this repository compute the product.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LinearFactory:
         """
         self._is_invariant = batch_invariant and device.type == "cuda"
         self._sums_rows = device.type == "cpu" and not vendor_blas
+        self._reads_words = device.type == "cuda" and not vendor_blas
         self._lora = lora
         self.counts: Counter[str] = Counter()  # number of layers by implementation
         self.dtype = dtype
@@ -80,10 +83,7 @@ class LinearFactory:
     def linear(self, weight: LinearWeight) -> Linear:
         """Create the layer for a weight."""
         layer = self._product(weight)
-        is_blas = isinstance(layer, FloatLinear) or (
-            isinstance(layer, Float8Linear) and layer.uses_blas
-        )
-        self.counts[TORCH_BLAS if is_blas else ONE_ORDER] += 1
+        self.counts[_backend(layer)] += 1
         if weight.bias is not None:
             layer = BiasedLinear(layer, self.vector(weight.bias))
         lora = self._lora
@@ -106,10 +106,11 @@ class LinearFactory:
         return FloatLinear(weight, self.dtype, self.device)
 
     def _product(self, weight: LinearWeight) -> Linear:
-        if weight.groups is not None and self._sums_rows:
-            return RowLinear(weight, self.dtype)
-        if self.float8 and self._sums_rows:
-            return RowLinear(weight, FLOAT8)
+        if weight.groups is not None and self._reads_words:
+            words = weight.groups.to_words(self.device)
+            return PackedLinear(words, is_invariant=self._is_invariant)
+        if self._sums_rows and (weight.groups is not None or self.float8):
+            return RowLinear(weight, FLOAT8 if self.float8 else self.dtype)
         if self.float8:
             is_invariant = self._is_invariant
             return Float8Linear(weight, self.dtype, self.device, is_invariant=is_invariant)
@@ -122,3 +123,12 @@ class LinearFactory:
     def vector(self, values: Tensor) -> Tensor:
         """Return a weight that is not a matrix."""
         return values.to(self.device, self.dtype)
+
+
+def _backend(layer: Linear) -> str:
+    """Return the name of what computes a layer's products."""
+    if isinstance(layer, PackedLinear):
+        return PACKED
+    if isinstance(layer, Float8Linear):
+        return TORCH_BLAS if layer.uses_blas else ONE_ORDER
+    return TORCH_BLAS if isinstance(layer, FloatLinear) else ONE_ORDER

@@ -7,6 +7,8 @@
     mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
     down, x.add_                     product (adds)              BLAS (adds)
 
+Of a packed matrix the products of many rows are computed by `llm.kernels.packed`, not BLAS.
+
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
 by `llm.kernels.float8`, whose result is the input of the product.
 
@@ -29,27 +31,32 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
+from llm.kernels.packed import multiply_packed
 from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
-from llm.kernels.tuning import MAX_ROWS, blocks_for
+from llm.kernels.tuning import MAX_ROWS, blocks_for, packed_blocks
+from llm.kernels.words import Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
-from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear
+from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
 from llm.parallel.group import Group
 
 
 class Matrix(NamedTuple):
-    """A linear layer without adapters, in floating point or float8."""
+    """A linear layer without adapters, in floating point, float8 or packed."""
 
-    weight: Tensor  # [N, K]
+    weight: Tensor | Words  # [N, K]
     bias: Tensor | None = None  # [N]
     scales: Tensor | None = None  # [N] of a float8 weight
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
         """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
         num_out, num_in = self.weight.shape
+        if isinstance(self.weight, Words):
+            bits = self.weight.bits
+            return packed_blocks(num_out // parts, num_in, num_rows, parts=parts, bits=bits)
         weight_bytes = self.weight.dtype.itemsize
         return blocks_for(
             num_out // parts, num_in, num_rows, parts=parts, weight_bytes=weight_bytes
@@ -63,9 +70,16 @@ def matrix_of(linear: Linear) -> Matrix | None:
         product, bias = linear.product, linear.bias
     if isinstance(product, FloatLinear):
         return Matrix(product.weight, bias)
+    if isinstance(product, PackedLinear) and not product.is_invariant:
+        return Matrix(product.weight, bias)
     if isinstance(product, Float8Linear) and product.uses_blas:
         return Matrix(product.weight, bias, product.scales)
     return None
+
+
+def plain_matrix(linear: Linear) -> Tensor | None:
+    """Return the matrix [N, K] in floating point of a layer that only multiplies with it."""
+    return linear.weight if isinstance(linear, FloatLinear) else None
 
 
 def takes_float8(linear: Linear) -> bool:
@@ -77,7 +91,9 @@ def takes_float8(linear: Linear) -> bool:
 def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | None:
     """Return the matrix for a kernel for few rows; None when the layer computes the product."""
     matrix = matrix_of(linear) if name in kernels else None
-    return matrix if matrix is not None and matrix.weight.dtype.itemsize <= 2 else None
+    if matrix is None or isinstance(matrix.weight, Words):
+        return matrix
+    return matrix if matrix.weight.dtype.itemsize <= 2 else None
 
 
 def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> Any:
@@ -104,12 +120,17 @@ class NormedProduct:
             if out is None:
                 return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
             normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
-            if matrix is None or matrix.bias is not None or not x.is_cuda:
+            if matrix is None or matrix.bias is not None:
+                return out.copy_(self._linear(normed))
+            if isinstance(matrix.weight, Words):
+                multiply_packed(normed, matrix.weight, out)
+                return out
+            if not x.is_cuda:
                 return out.copy_(self._linear(normed))
             # The product is written in the wider format without rounding in between.
             return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
         if out is None:
-            out = x.new_empty(len(x), len(matrix.weight))
+            out = x.new_empty(len(x), matrix.weight.shape[0])
         product(
             x,
             matrix.weight,
@@ -167,8 +188,7 @@ class AddedProduct:
         """`mailbox`: the number of the one that its sums use, another one than the sums before."""
         self._mailbox = group.mailbox(mailbox)
         self._sums = group.size > 1
-        plain = matrix_of(linear)
-        self._plain = None if plain is None or plain.scales is not None else plain
+        self._plain = plain_matrix(linear)
         self.matrix: Matrix | None = None
         if not self._sums or self._mailbox is not None:
             self.matrix = kernel_matrix(linear, "product", kernels)
@@ -207,8 +227,8 @@ class AddedProduct:
                 adds=True,
                 level=self._level,
             )
-        elif plain is not None and plain.bias is None and not self._sums:
-            torch.addmm(x, y, plain.weight.t(), out=x)
+        elif plain is not None and not self._sums:
+            torch.addmm(x, y, plain.t(), out=x)
         else:
             self._add(x, y)
 
@@ -219,8 +239,8 @@ class AddedProduct:
             x.add_(self._group.all_reduce(self._linear(y)))
             return
         plain = self._plain
-        if plain is not None and plain.bias is None and isinstance(y, Tensor):
-            torch.mm(y, plain.weight.t(), out=parcel)
+        if plain is not None and isinstance(y, Tensor):
+            torch.mm(y, plain.t(), out=parcel)
         else:
             parcel.copy_(self._linear(y))
         add_parcels(x, self._mailbox, level=self._level)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llm.kernels.words import Words
+
 STEP = 16
 """Inputs of a group are a multiple of it, and of twice as many with 4 bits."""
 
@@ -126,6 +128,14 @@ class Groups:
             return self
         others = [part.repeat_interleave(count, 1) for part in self._parts[1:]]
         return Groups(self.values, *others)
+
+    def to_words(self, device: torch.device) -> Words:
+        """Return the matrix on a GPU, as its kernels read it."""
+        values, *others = (part.to(device) for part in self._parts)
+        # Numbers of 8 bits are q + 128.
+        numbers = unpack_pairs(values) if self.has_pairs else values.view(torch.uint8) ^ 128
+        minimums = others[1] if len(others) > 1 else None
+        return Words.pack(numbers, others[0], minimums, 4 if self.has_pairs else 8)
 
     def expand(self) -> Tensor:
         """Return the matrix in float32."""

@@ -3,6 +3,7 @@
 FloatLinear       any device: torch's BLAS
 RowLinear         CPU: one order of sums, float32, bfloat16, int8, float8 or groups
 InvariantLinear   GPU: one order of sums
+PackedLinear      GPU: 4 or 8 bits in groups
 Float8Linear      any device: float8 weights and inputs, torch's BLAS or one order of sums
 BiasedLinear      any of them, plus a vector
 
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.rounding import FLOAT8, Float8Rows, quantize_rows
+from llm.kernels.words import Words
 from llm.layers.weight import LinearWeight
 
 FAST_ACCUMULATION = False
@@ -112,6 +114,33 @@ class InvariantLinear:
         """See `Linear`."""
         out = x.new_empty(len(x), self.out_features)
         self._multiply_rows(x.contiguous(), self.weight, out)
+        return out
+
+
+class PackedLinear:
+    """A matrix in groups on a GPU. Numbers are expanded in the registers of `llm.kernels.packed`,
+    in one order of sums.
+    """
+
+    def __init__(self, weight: Words, *, is_invariant: bool = False) -> None:
+        """`is_invariant`: no other kernel may compute the product of a few rows."""
+        from llm.kernels.packed import multiply_packed
+
+        self.weight = weight
+        self.out_features, self.in_features = self.weight.shape
+        self.is_invariant = is_invariant
+        self._multiply = multiply_packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        if torch.compiler.is_compiling():
+            words = self.weight
+            product: Tensor = torch.ops.sonant.multiply_packed(
+                x, words.values, words.scales, words.minimums, words.bits
+            )
+            return product
+        out = x.new_empty(len(x), self.out_features)
+        self._multiply(x.contiguous(), self.weight, out)
         return out
 
 

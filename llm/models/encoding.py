@@ -24,7 +24,7 @@ ConfigT = TypeVar("ConfigT", bound=PipelineConfig)
 
 logger = logging.getLogger("llm.config")
 
-AMPERE = (8, 0)  # the first compute capability with bfloat16
+AMPERE = (8, 0)  # the first compute capability with bfloat16, and with packed matrices
 HOPPER = (9, 0)  # the first whose float8 products have been run
 PLAIN = {
     QuantizationEncoding.FLOAT32: torch.float32,
@@ -38,7 +38,7 @@ PACKED = (
     QuantizationEncoding.Q6_K,
 )
 """Formats that keep the matrices of a checkpoint that is stored so."""
-DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN)
+DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN, *PACKED)
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 """The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""
 
@@ -119,8 +119,10 @@ def encoding_of(
     The default is that of a float8 checkpoint (`is_float8`) on the CPU and on Hopper and newer
     GPUs; otherwise bfloat16 on a GPU (float16 before Ampere), on the CPU int8 for a checkpoint that
     is stored so (`is_int8`), and float32 for any other, with the matrices that are stored in a
-    format of `packed` as they are. Such checkpoints are expanded for any other encoding.
-    `capability` is the GPU's: None on the CPU, and may be if an encoding other than float8 is set.
+    format of `packed` as they are, except on GPUs before Ampere. Such checkpoints are expanded for
+    any other encoding.
+    `capability` is the GPU's: None on the CPU, and may be if an encoding is set that is neither
+    float8 nor packed.
     Raises `ConfigError` for an unsupported one.
     """
     has_float8 = capability is None or capability >= HOPPER
@@ -138,19 +140,22 @@ def encoding_of(
         setting is None and is_float8 and has_float8
     ):
         return Encoding(torch.bfloat16, float8=True)
-    if setting in PACKED and capability is None:
+    holds_packed = capability is None or capability >= AMPERE
+    if setting in PACKED and holds_packed:
         if setting.value not in packed:
             stored = ", ".join(packed) or "none of these formats"
             raise ConfigError(
                 f"quantization_encoding={setting} is for checkpoints that are stored so, and this "
                 f"one is stored as {stored}"
             )
-        return Encoding(torch.float32, packed=True)
+        return Encoding(torch.bfloat16 if capability else torch.float32, packed=True)
     if setting is not None:
         raise ConfigError(f"quantization_encoding={setting} has no kernels")
     if capability is None:
         return Encoding(torch.float32, int8=is_int8, packed=bool(packed))
-    return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
+    return (
+        Encoding(torch.bfloat16, packed=bool(packed)) if holds_packed else Encoding(torch.float16)
+    )
 
 
 def with_text_encoding(config: ConfigT) -> ConfigT:

@@ -29,15 +29,16 @@ from llm.layers.decoder import (
     SelfAttention,
     interleaved_rows,
 )
-from llm.layers.factory import BUILT_IN_KERNELS, TORCH_BLAS, LinearFactory
+from llm.layers.factory import BUILT_IN_KERNELS, PACKED, TORCH_BLAS, LinearFactory
 from llm.layers.sharded import ShardedHead, sharded_embedding
 from llm.layers.stack import Stack, create_stack
 from llm.layers.weight import LinearWeight
-from llm.models.base import product_bytes, upper_bounded_default
+from llm.models.base import expands, product_bytes, upper_bounded_default
 from llm.models.causal import CausalModel
-from llm.models.encoding import choose_encoding
+from llm.models.encoding import Encoding, choose_encoding
 from llm.models.hf_config import HuggingFaceConfig
 from llm.models.llama_config import LlamaConfig
+from llm.models.random_weights import open_weights
 from llm.models.weight_names import WeightNames, original_adapter
 from llm.models.weights import WeightReader
 from llm.parallel.group import Group
@@ -105,7 +106,7 @@ class LlamaModel(CausalModel):
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
         """See `PipelineModel`. An int8 head is packed, so that a tied embedding is stored
         separately. With float8 layers the embedding and the head are wider. Packed matrices are
-        counted as they are stored.
+        counted as they are stored, and a packed embedding as the wide table of a GPU, too.
 
         Without files the weights are random, and the sizes of the matrices are counted.
         """
@@ -121,6 +122,8 @@ class LlamaModel(CausalModel):
             tables = 1 if config.is_head_tied else 2
             more = encoding.dtype.itemsize - width
             size += tables * shape.vocab_size * shape.hidden_size * more
+        if cls._widens_embedding(pipeline_config, encoding):
+            size += shape.vocab_size * shape.hidden_size * encoding.dtype.itemsize
         num_ranks = len(pipeline_config.model.device_specs)
         if num_ranks == 1:
             return size
@@ -129,6 +132,13 @@ class LlamaModel(CausalModel):
         replicated = (2 * shape.num_layers + 1) * encoding.dtype.itemsize
         copies = shape.num_layers * num_heads * shape.head_dim * width
         return (size + copies * shape.hidden_size) // num_ranks + replicated * shape.hidden_size
+
+    @classmethod
+    def _widens_embedding(cls, pipeline_config: PipelineConfig, encoding: Encoding) -> bool:
+        """Return whether a GPU holds the table of a packed embedding in a wide format."""
+        if not encoding.packed or expands(pipeline_config) or pipeline_config.model.on_cpu:
+            return False
+        return f"{cls.names.embedding}.weight" in open_weights(pipeline_config).packed_bytes()
 
     @classmethod
     def estimate_activation_memory(
@@ -253,8 +263,8 @@ class LlamaModel(CausalModel):
             self.logits_of = stack.head
             if size > 1:
                 self.logits_of = ShardedHead(stack.head, self.vocab_size // size, self.group)
-        own = stack.num_kernel_products
         counts = self._factory.counts
+        own = max(0, stack.num_kernel_products - counts[PACKED])
         self.linear_backends = (
             counts - Counter({TORCH_BLAS: own}) + Counter({BUILT_IN_KERNELS: own})
         )

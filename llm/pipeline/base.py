@@ -214,6 +214,12 @@ class TextGenerationPipelineInterface(ABC):
         """Whether further steps can run after a step that raised: never with several ranks."""
         return self.leader is None and self._stream.is_alive()
 
+    def use_device(self) -> None:
+        """Make the model's device the current one of the calling thread: threads start with the
+        first GPU.
+        """
+        self._stream.use_device()
+
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Start a batch on all ranks; return the results that are due.
 

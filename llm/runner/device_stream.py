@@ -71,6 +71,9 @@ class DeviceStream(ABC):
         No later work may write to it.
         """
 
+    def use_device(self) -> None:  # noqa: B027 (a CPU needs no such call)
+        """Make the device the current one of the calling thread."""
+
     def is_alive(self) -> bool:
         """Whether the device can run more work after an error."""
         return True
@@ -118,14 +121,15 @@ class CudaStream(DeviceStream):
         self._copies = torch.cuda.Stream(self._device)
 
     def launch(self, work: Callable[[], T]) -> PendingResult[T]:
-        """See `DeviceStream`: kernels are queued, and later work may read their outputs.
-
-        Threads start on the first GPU, so each piece of work sets its device.
-        """
-        torch.cuda.set_device(self._device)
+        """See `DeviceStream`: kernels are queued, and later work may read their outputs."""
+        self.use_device()
         launched: PendingResult[T] = PendingResult()
         launched.put(work())
         return launched
+
+    def use_device(self) -> None:
+        """See `DeviceStream`."""
+        torch.cuda.set_device(self._device)
 
     def is_alive(self) -> bool:
         """Whether the context is intact: after an error in a kernel every later call raises it

@@ -351,6 +351,27 @@ def test_escape_cancels_a_chat_and_its_speech(browser: Browser, talker: str) -> 
         expect(page.locator("#error")).to_be_hidden()
 
 
+def test_a_speech_server_speaks_a_chat(browser: Browser, tmp_path: Path) -> None:
+    """Its voices are those of the speech server; they have no samples here."""
+    model = build_text_checkpoint(tmp_path / "writer")
+    with serving() as speaker:
+        flags = ["--http-port", "0", "--speech-server", speaker.address]
+        flags += ["--sampling.enable-structured-output"]
+        with (
+            serving(str(model), flags) as server,
+            chatting(browser, str(server.http), {"const": TEXT}) as (page, asked),
+        ):
+            expect(page.locator(".voice")).to_have_count(len(VOICES))
+            expect(page.locator(".voice button").first).to_be_hidden()
+            page.evaluate(WATCH)
+            page.check("input[value=owen]")
+            send(page, "How many ships sailed?")
+            assert finish(page)["duration"] > 1
+            expect(page.locator("#turns li.assistant")).to_have_text(json.dumps(TEXT))
+            assert len(page.evaluate("window.marked")) >= 3
+    assert [body["audio"]["voice"] for body in asked if body] == ["owen"]
+
+
 def test_a_text_model_alone_is_not_heard(browser: Browser, tmp_path: Path) -> None:
     model = build_text_checkpoint(tmp_path / "writer")
     with (

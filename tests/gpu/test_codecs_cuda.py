@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +13,15 @@ import torch
 from decoder import (
     AudioDecoder,
     DecodeRequest,
+    PrependPromptSpeechTokens,
+    Renderer,
     StreamState,
     create_decoder,
     render,
     with_graphs,
 )
 from decoder.cuda.graphs import CapturedDecoder
+from decoder.cuda.state_graphs import StateGraphs
 from tests.decoder.small_codecs import (
     WRITERS,
     audio_of,
@@ -26,6 +30,7 @@ from tests.decoder.small_codecs import (
     write_source_filter,
 )
 from tests.decoder.toys import windows_of
+from tests.gpu.test_audio_cuda import nothing_waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,6 +126,73 @@ def test_a_state_is_kept_on_the_device(tmp_path: Path) -> None:
     windows = windows_of(decoder.spec, decoder.spec.recommended, codes)
     parts = [render(decoder, [DecodeRequest(window, state)])[0] for window in windows]
     assert close(np.concatenate(parts), audio_of(create_decoder(tmp_path), codes))
+
+
+@pytest.mark.parametrize("codec", ["mimi", "nanocodec", "qwen3_tts_tokenizer_12hz"])
+@pytest.mark.parametrize("num_streams", [None, 2])
+def test_streams_with_states_share_captured_calls(
+    tmp_path: Path, codec: str, num_streams: int | None
+) -> None:
+    """Streams at different places, with blocks of all lengths, some behind a voice prompt; with two
+    places for states the others have memory of their own.
+    """
+    WRITERS[codec](tmp_path)
+    plain = create_decoder(tmp_path)
+    options = {"stateful": True, "max_batch": 4}
+    network = create_decoder(tmp_path, device="cuda", options=options)
+    once = replace(plain.spec.recommended, prepend=PrependPromptSpeechTokens.ONCE)
+    graphs = with_graphs(network, once, num_streams)
+    assert isinstance(graphs, StateGraphs)
+    renderer = Renderer(graphs, once)
+    prompts = [random_codes(plain, 5 * (k % 2), seed=90 + k) for k in range(7)]
+    rows = [random_codes(plain, 25 + 3 * k, seed=k) for k in range(7)]
+    streams = [
+        windows_of(network.spec, once, codes, prompt_codes=prompt)
+        for codes, prompt in zip(rows, prompts, strict=True)
+    ]
+    states: list[StreamState | None] = [StreamState() for _ in streams]
+    parts: list[list[np.ndarray]] = [[] for _ in streams]
+    free = graphs.pool.num_free
+    for turn in range(max(map(len, streams)) + len(streams)):
+        due = [k for k, own in enumerate(streams) if 0 <= turn - k // 2 < len(own)]
+        ready = []
+        for k in due:
+            state = states[k]
+            assert state is not None
+            ready.append(DecodeRequest(streams[k][turn - k // 2], state))
+        launched = renderer.launch(ready)
+        for k, samples in zip(due, launched.samples(), strict=True):
+            parts[k].append(samples)
+            if turn - k // 2 == len(streams[k]) - 1:
+                states[k] = None
+    assert graphs.num_replays < sum(map(len, streams))
+    ready.clear()
+    del launched, state
+    assert graphs.pool.num_free == free
+    for codes, prompt, own in zip(rows, prompts, parts, strict=True):
+        hop = int(plain.spec.samples_per_code)
+        expected = audio_of(plain, prompt + codes)[len(prompt) * hop :]
+        assert close(np.concatenate(own), expected)
+
+
+def test_a_captured_call_with_states_waits_for_nothing(tmp_path: Path) -> None:
+    """It also allocates nothing."""
+    write_mimi(tmp_path)
+    network = create_decoder(tmp_path, device="cuda", options={"stateful": True, "max_batch": 4})
+    graphs = with_graphs(network, network.spec.recommended)
+    rows = [random_codes(network, 40, seed) for seed in range(3)]
+    streams = [windows_of(network.spec, network.spec.recommended, codes) for codes in rows]
+    kept: list[object] = [None] * 3
+    calls = [list(block) for block in zip(*streams, strict=True)]
+    for windows in calls[:2]:
+        _, kept = graphs.decode_next(windows, kept)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with nothing_waits():
+        for windows in calls[2:]:
+            _, kept = graphs.decode_next(windows, kept)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    torch.cuda.synchronize()
 
 
 def test_streams_of_pulses_and_noise_share_calls(tmp_path: Path) -> None:

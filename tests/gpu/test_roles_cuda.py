@@ -87,7 +87,7 @@ async def _serve(checkpoint: Path, device: str, base: str, ready: Event, done: E
 
 
 def serve(checkpoint: Path, device: str, base: str, ready: Event, done: Event) -> None:
-    transfer.PART_BYTES = 1
+    transfer.PART_BYTES = transfer.PEER_PART_BYTES = 1
     asyncio.run(_serve(checkpoint, device, base, ready, done))
 
 
@@ -116,7 +116,8 @@ def test_tokens_are_those_of_one_engine(
     """One after the other, so that nothing else shares a step. Twice, so that memory is reused."""
     if int(device[-1]) >= NUM_GPUS:
         pytest.skip("needs two CUDA devices")
-    monkeypatch.setattr(transfer, "PART_BYTES", 1)  # parts of a page, so that slots are reused
+    for size in ("PART_BYTES", "PEER_PART_BYTES"):  # parts of a page, so that slots are reused
+        monkeypatch.setattr(transfer, size, 1)
     if way == "shared memory":
         monkeypatch.setattr("tts.ipc.decode_client.MAX_LANDINGS", 0)
     base = new_tcp_base() if way == "messages" else new_base()

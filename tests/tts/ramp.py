@@ -29,7 +29,7 @@ from decoder import (
 from decoder.codecs.ramp import RampDecoder, ramp_spec
 from llm import FinishReason, Request, TokenChunk
 from tests.deadlines import HANG_S
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.families.prompt import PromptBuilder
 from tts.observe.engine_status import EngineStatus
 from tts.speech.run import SynthesisSettings
@@ -216,7 +216,9 @@ class RampClient:
             prefill_s=0.5,
         )
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         yield TokenChunk(request.request_id, finish_reason=FinishReason.STOP)
 
     async def encode_prompt(self, samples: np.ndarray) -> EncodedClip:

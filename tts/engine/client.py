@@ -5,7 +5,7 @@ Only frozen values cross it, so that the engine can run in this process or in an
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -83,6 +83,27 @@ class EngineInfo:
     voice_codec: str = ""
 
 
+class Hold:
+    """Switch of one text request: while it is set, the engine generates no tokens for it.
+
+    `on_change` is set by the engine's client; until then a change has no effect.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.on_change: Callable[[], None] = _ignore
+
+    def set(self, *, is_set: bool) -> None:
+        """Hold the request, or let it continue."""
+        if is_set != self.is_set:
+            self.is_set = is_set
+            self.on_change()
+
+
+def _ignore() -> None:
+    pass
+
+
 class EngineClient(Protocol):
     """Interface of an engine for front ends."""
 
@@ -90,8 +111,10 @@ class EngineClient(Protocol):
     def codec(self) -> CodecSpec | None:
         """Specification of the codec; None for a text-only model."""
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        """Stream a text request. Closing the iterator cancels it."""
+    def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Stream a text request, which `hold` may interrupt. Closing the iterator cancels it."""
 
     def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
         """Stream a speech job. Closing the iterator cancels it.

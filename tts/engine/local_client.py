@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from decoder import AudioDecoder, CodecSpec, SpeakerEncoder, StreamingOptions
 from llm import EngineStoppedError, Request, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.decode_loop import DecodeLoop, RangeProfiler
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
@@ -101,7 +101,7 @@ class LocalEngineClient:
         return self._engine
 
     async def generate(
-        self, request: Request, arrival_s: float | None = None
+        self, request: Request, hold: Hold | None = None, arrival_s: float | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request. Closing the iterator cancels it. `arrival_s`: see `Engine.submit`.
 
@@ -109,6 +109,8 @@ class LocalEngineClient:
         """
         task = TextStream(request.request_id, self._create_queue(self._limits.text_chunks))
         self._submit(task, request, arrival_s)
+        if hold is not None:
+            hold.on_change = partial(self._set_held, task, hold)
         try:
             chunk = None
             while chunk is None or chunk.finish_reason is None:
@@ -217,6 +219,10 @@ class LocalEngineClient:
         except BaseException:
             self._decode_loop.remove(task)
             raise
+
+    def _set_held(self, task: TextStream, hold: Hold) -> None:
+        task.is_held = hold.is_set
+        self._decode_loop.mark_dirty(task)
 
     def _leave(self, task: StreamTask) -> None:
         """Close a stream that has no reader any more, whether or not it has ended."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from llm import EngineStoppedError, FinishReason, Request, SamplingParams, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
@@ -112,21 +112,24 @@ class PrefillClient:
         self, claims: list[PageClaim], first_page: int, peer: PeerHandle | None
     ) -> AsyncGenerator[PagePart, None]:
         pages = claims[0].pages[first_page : claims[0].num_cached] if claims else ()
-        size = self._transfer.part_pages
-        for number, first in enumerate(range(0, len(pages), size)):
-            part = pages[first : first + size]
-            is_last = first + size >= len(pages)
-            if await asyncio.to_thread(self._put, part, peer, number % NUM_SLOTS):
-                yield PagePart(len(part), NO_CONTENT, number % NUM_SLOTS, is_last)
-            else:
-                content = await asyncio.to_thread(self._transfer.read, part)
-                yield PagePart(len(part), content, is_last=is_last)
         if not pages:
             yield PagePart(0, NO_CONTENT, is_last=True)
+        slot = 0
+        while pages:
+            part = pages[: self._transfer.peer_pages]
+            if peer is not None and await asyncio.to_thread(self._put, part, peer, slot):
+                pages = pages[len(part) :]
+                yield PagePart(len(part), NO_CONTENT, slot, not pages)
+                slot = (slot + 1) % NUM_SLOTS
+                continue
+            peer, part = None, pages[: self._transfer.part_pages]
+            pages = pages[len(part) :]
+            content = await asyncio.to_thread(self._transfer.read, part)
+            yield PagePart(len(part), content, is_last=not pages)
 
-    def _put(self, pages: tuple[int, ...], peer: PeerHandle | None, slot: int) -> bool:
+    def _put(self, pages: tuple[int, ...], peer: PeerHandle, slot: int) -> bool:
         """Copy pages to a slot of the reader's GPU; return whether this is possible."""
-        if peer is None or not self._transfer.is_on_gpu:
+        if not self._transfer.is_on_gpu:
             return False
         try:
             if peer not in self._peers:
@@ -154,7 +157,9 @@ class PrefillClient:
         with suppress(EngineStoppedError):
             self._engine.run_on_engine(release)
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Refuse: raises NotAvailableError."""
         self._refuse()
 

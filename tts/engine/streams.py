@@ -94,10 +94,11 @@ class TextStream(StreamTask):
     """Stream of a text request: passes chunks through."""
 
     queue: StreamQueue[TokenChunk]
+    is_held = False  # by its reader, who sets it on any thread
 
     @property
     def is_ahead(self) -> bool:
-        return self.queue.is_full
+        return self.is_held or self.queue.is_full
 
     def on_tokens(self, chunk: TokenChunk) -> None:
         if self.is_done:
@@ -293,6 +294,8 @@ class SpeechStream(StreamTask):
     def _put(self, block: AudioBlock, samples: np.ndarray) -> None:
         # Before the put: the reader of the last block may use the id again.
         self.is_done = block.finish_reason is not None
+        if self.is_done:
+            self._state = StreamState()  # its memory serves other streams while this one is read
         self.queue.put(block._replace(samples=samples, first_sample=self._num_samples))
         self._num_blocks += 1
         self._num_codes += block.num_codes

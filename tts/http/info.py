@@ -16,6 +16,7 @@ from tts.http.endpoint import Shared
 from tts.http.errors import retry_headers
 from tts.http.exchange import Exchange
 from tts.observe.exporter import CONTENT_TYPE, exposition, is_shared
+from tts.server.context import ServerContext
 
 RETRY_S = 1.0
 _SERVING = {True: "SERVING", False: "NOT_SERVING"}
@@ -33,7 +34,7 @@ def routes(shared: Shared) -> list[BaseRoute]:
                 "object": "model",
                 "created": started,
                 "owned_by": "sonant",
-                "capabilities": _capabilities(service),
+                "capabilities": _capabilities(service, exchange.host),
                 "parent": service.model if name != service.model else None,
             }
             for service in exchange.host.service.services
@@ -66,15 +67,19 @@ def routes(shared: Shared) -> list[BaseRoute]:
     ]
 
 
-def _capabilities(service: Service) -> list[str]:
-    """Return the names of what a model can do."""
+def _capabilities(service: Service, host: ServerContext) -> list[str]:
+    """Return the names of what a model can do; with a speech server texts are spoken there."""
     speech, text = service.synthesizer, service.text
+    is_mute = host.service.synthesizer is None and not host.is_speaker_serving
+    speaks = speech is not None or host.is_speaker_serving
+    is_chat = speech is None and text.generates and service.prompts.can_chat
     found = {
         "speech": speech is not None,
-        "word_timestamps": speech is not None and speech.settings.aligner is not None,
+        "word_timestamps": speaks and host.speaker.names.times_words,
         "voice_cloning": speech is not None and speech.cloner.can_clone,
         "instructions": speech is not None and speech.takes_instructions,
-        "chat": speech is None and text.generates and service.prompts.can_chat,
+        "chat": is_chat,
+        "spoken_chat": is_chat and not is_mute,
         "embeddings": text.embeds,
     }
     return [name for name, is_there in found.items() if is_there]

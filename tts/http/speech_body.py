@@ -53,6 +53,10 @@ class SpeechNames(Protocol):
         """Names of its adapters."""
 
     @property
+    def times_words(self) -> bool:
+        """Whether it can tell when each word is spoken."""
+
+    @property
     def takes_instructions(self) -> bool:
         """Whether the model reads how a text is to be spoken, in words."""
 

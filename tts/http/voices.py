@@ -63,9 +63,8 @@ def routes(shared: Shared) -> list[BaseRoute]:
 
 
 async def _list(exchange: Exchange) -> None:
-    synthesizer = exchange.host.speech.synthesizer
-    model = synthesizer.settings.model
-    await exchange.reply({"voices": [_shown(v, model) for v in synthesizer.voices.voices()]})
+    names = exchange.host.speaker.names
+    await exchange.reply({"voices": [_shown(v, names.model) for v in names.voices.voices()]})
 
 
 async def _create(exchange: Exchange) -> None:

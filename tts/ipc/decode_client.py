@@ -25,7 +25,7 @@ import numpy as np
 
 from decoder import CodecSpec
 from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
 from tts.errors import TTSError
@@ -46,7 +46,7 @@ MESSAGE_SPARE_BYTES = 1024  # of a message, in addition to the content of a page
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
 LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
-MAX_LANDINGS = 4  # prompts whose pages come from another GPU directly at the same time
+MAX_LANDINGS = 3  # prompts whose pages come from another GPU directly at the same time
 ANSWER_S = 60.0  # for the next pages of a prompt; then they are computed here
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
 
@@ -151,11 +151,13 @@ class DecodeClient:
         """Specification of the codec; None for a text-only model."""
         return self._local.codec
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request; see `LocalEngineClient.generate`."""
         arrival_s = time.monotonic()
         await self._fetch(request)
-        async with aclosing(self._local.generate(request, arrival_s)) as chunks:
+        async with aclosing(self._local.generate(request, hold, arrival_s)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -292,7 +294,8 @@ class DecodeClient:
     ) -> None:
         """Write received pages to the pool; on the writer's thread."""
         transfer, count = self._transfer, pages.num_pages
-        if not 0 <= count <= min(len(missing), transfer.part_pages):
+        most = transfer.peer_pages if pages.on_gpu else transfer.part_pages
+        if not 0 <= count <= min(len(missing), most):
             raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
         if not count:
             return

@@ -24,7 +24,7 @@ import zmq
 
 from llm import Request
 from tts.engine.admission import Admission
-from tts.engine.client import EngineClient, EngineInfo
+from tts.engine.client import EngineClient, EngineInfo, Hold
 from tts.engine.prefill_client import PagePart, PrefillClient
 from tts.errors import NotAvailableError, SlowReaderError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
@@ -50,6 +50,7 @@ from tts.ipc.messages import (
     Pages,
     Prefill,
     Refused,
+    SetHeld,
     Speak,
     Tokens,
     Welcome,
@@ -84,6 +85,7 @@ class _Stream:
     ) -> None:
         self.task: asyncio.Task[None] | None = None
         self.is_slot = is_slot
+        self.hold = Hold()
         self._credit = credit
         self._timeout_s = timeout_s
         self._may_send = asyncio.Event()
@@ -282,6 +284,9 @@ class EngineServer:
                 for number, num_items in taken.items():
                     if number in peer.streams:
                         peer.streams[number].give(num_items)
+            case SetHeld(stream=number, is_held=is_held):
+                if number in peer.streams:
+                    peer.streams[number].hold.set(is_set=is_held)
             case Work():
                 self._begin(message, peer)
             case Cancel(stream=number):
@@ -320,7 +325,7 @@ class EngineServer:
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
         """Run one stream; send its error as the last answer."""
         try:
-            async with aclosing(self._answers(peer, work)) as answers:
+            async with aclosing(self._answers(peer, work, stream.hold)) as answers:
                 async for answer in answers:
                     await stream.take()
                     self._send(peer, answer)
@@ -330,7 +335,7 @@ class EngineServer:
                 logger.error("%s of %s failed", type(work).__name__, peer.name, exc_info=error)
             self._send(peer, Failed(work.stream, value))
 
-    async def _answers(self, peer: _Peer, work: Work) -> AsyncGenerator[Message, None]:
+    async def _answers(self, peer: _Peer, work: Work, hold: Hold) -> AsyncGenerator[Message, None]:
         number = work.stream
         match work:
             case Speak(job=job):
@@ -343,7 +348,7 @@ class EngineServer:
             case Generate(request=request):
                 request_id.set(request.request_id)
                 async with aclosing(
-                    self._client.generate(_renamed(request, peer, number))
+                    self._client.generate(_renamed(request, peer, number), hold)
                 ) as chunks:
                     async for chunk in chunks:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))

@@ -37,6 +37,7 @@ from tts.ipc.messages import (
     Hello,
     Message,
     Refused,
+    SetHeld,
     Welcome,
     Work,
 )
@@ -182,6 +183,10 @@ class Link:
     def _tell_taken(self) -> None:
         taken, self._taken = self._taken, {}
         self._notify(self._control, Credit(self.name, taken))
+
+    def set_held(self, stream: Stream, *, is_held: bool) -> None:
+        """Have the engine hold a text, or continue it."""
+        self._notify(self._control, SetHeld(self.name, stream.number, is_held))
 
     def close_stream(self, stream: Stream) -> None:
         """Close a stream at its reader's end; cancel it if it has not ended."""

@@ -4,6 +4,7 @@
     Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Encoded or Admitted
     Prefill, of another engine ─▶          ◀─ Accepted, then Pages…
     Credit: number of read items ─▶        ◀─ Failed: the error instead
+    SetHeld: whether a text waits ─▶
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
     Goodbye ─▶                             ◀─ Farewell: the engine stops
 
@@ -50,6 +51,14 @@ class Credit(Message, frozen=True):
 
     front_end: str
     num_items: dict[int, int]
+
+
+class SetHeld(Message, frozen=True):
+    """Whether the engine generates no tokens for a text stream until the next such message."""
+
+    front_end: str
+    stream: int
+    is_held: bool
 
 
 class Cancel(Message, frozen=True):
@@ -202,7 +211,9 @@ class Failed(Answer, frozen=True):
     error: ErrorValue
 
 
-FrontEndMessage = Hello | Goodbye | Credit | Cancel | Speak | Generate | Encode | Admit | Prefill
+FrontEndMessage = (
+    Hello | Goodbye | Credit | SetHeld | Cancel | Speak | Generate | Encode | Admit | Prefill
+)
 EngineMessage = (
     Welcome
     | Refused

@@ -21,7 +21,7 @@ import zmq
 
 from decoder import CodecSpec
 from llm import ConfigError, Request, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, Hold, SpeechJob
 from tts.engine.prefill_client import PeerHandle
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
@@ -123,12 +123,16 @@ class RemoteEngineClient:
         """Specification of the codec; None for a text-only model."""
         return self.info.codec
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request. Closing the iterator cancels it.
 
         Raises what the engine's own client raises, and EngineLostError.
         """
         async with self._reading(Generate, request, TEXT_WINDOW) as reader:
+            if hold is not None:
+                hold.on_change = partial(reader.set_held, hold)
             chunk = None
             while chunk is None or chunk.finish_reason is None:
                 answer = await reader.next()
@@ -345,6 +349,9 @@ class _Reader:
             else:
                 self._is_answered = True
                 return answer
+
+    def set_held(self, hold: Hold) -> None:
+        self._link.set_held(self.stream, is_held=hold.is_set)
 
     def close(self) -> None:
         self._link.close_stream(self.stream)

@@ -19,7 +19,7 @@ import numpy as np
 
 from decoder import CodecSpec
 from llm import Request, Token, TokenChunk
-from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, Hold, SpeechJob
 from tts.ipc.remote_client import RemoteEngineClient
 from tts.observe.engine_status import ReplicatedStatus
 
@@ -83,11 +83,13 @@ class ReplicatedClient:
         """Specification of the codec; None for a text-only model."""
         return self.info.codec
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request; see `RemoteEngineClient.generate`."""
         key = request.lora or request.prompt_ids[:KEY_TOKENS]
         with self._chosen(key) as replica:
-            async with aclosing(replica.generate(request)) as chunks:
+            async with aclosing(replica.generate(request, hold)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 

@@ -16,7 +16,7 @@ from decoder import AudioEncoding
 from llm import ConfigError, Request, TokenChunk
 from tts.config.server import ServerConfig
 from tts.engine.admission import Admission
-from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, Hold, SpeechJob
 from tts.errors import NotAvailableError
 from tts.ipc.endpoints import Endpoints, owner_only
 from tts.ipc.engine_server import EngineServer
@@ -45,7 +45,9 @@ class _NoModel:
 
     codec = None
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         raise _not_available()
         yield
 

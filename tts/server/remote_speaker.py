@@ -58,6 +58,7 @@ class SpeakerNames:
     voices: VoiceRegistry
     sample_rate: int
     takes_instructions: bool  # False of a server of a version before this field
+    times_words: bool
 
 
 class RemoteSpeaker:
@@ -195,13 +196,22 @@ class RemoteSpeaker:
             if not (page.next_page_token and page.voices) or len(found) >= MAX_VOICES:
                 break
             request.page_token = page.next_page_token
-        voices = [Voice(voice.name, is_builtin=voice.builtin) for voice in found]
+        voices = [
+            Voice(
+                voice.name,
+                voice.display_name,
+                tuple(voice.language_codes),
+                is_builtin=voice.builtin,
+            )
+            for voice in found
+        ]
         return SpeakerNames(
             model.name,
             tuple(model.adapters),
             VoiceRegistry(voices, ""),
             model.native_sample_rate_hertz,
             model.instructions,
+            model.word_timestamps,
         )
 
     def _note(self, problem: str) -> None:
@@ -230,6 +240,13 @@ class RemoteSession:
         self._texts: asyncio.Queue[str | None] = asyncio.Queue()
         self._accepted = asyncio.Event()
         self._has_ended = False
+
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether its engines, which share this machine with those of the text, prepare its first
+        audio: never, they are those of another server.
+        """
+        return False
 
     def feed(self, text: str) -> None:
         """Append text."""

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from llm import Request
+from tts.engine.client import Hold
 from tts.server.call import Call, note_event
 from tts.server.context import ServerContext
 from tts.server.speech_api import OpenSession
@@ -48,8 +49,9 @@ async def generate_spoken(
     """
     session = await request.open_session()
     written, usage = TextPiece(""), SpeechUsage()
-    pieces = host.text.write(request.text, request.stops)
-    async with aclosing(speak_text(pieces, session)) as events:
+    hold = Hold()
+    pieces = host.text.write(request.text, request.stops, hold)
+    async with aclosing(speak_text(pieces, session, hold)) as events:
         async for event in events:
             if isinstance(event, TextPiece):
                 written = event

@@ -59,6 +59,7 @@ class StreamingSession:
         self._cancelled = asyncio.Event()
         self._is_closed = False
         self._was_cancelled = False
+        self._has_segment = False
         self._last_activity_s = time.monotonic()  # time of the last input or audio
         self._spoke_s = self._last_activity_s
         self._unspoken_since_s: float | None = None
@@ -71,10 +72,16 @@ class StreamingSession:
         """Number of code points fed so far."""
         return self._text.num_characters
 
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether there is text to speak, and no audio of the session yet."""
+        return self._has_segment and not self._speech.num_samples
+
     def feed(self, text: str) -> None:
         """Append text, which may be cut anywhere within words. Raises `TextError`."""
         self._check_open()
         segments = self._text.feed(text)
+        self._has_segment |= bool(segments)
         if segments or self._unspoken_since_s is None:
             self._unspoken_since_s = time.monotonic()
         self._enqueue(segments)

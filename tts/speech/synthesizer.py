@@ -91,6 +91,11 @@ class Synthesizer:
         return self.settings.model
 
     @property
+    def times_words(self) -> bool:
+        """Whether it can tell when each word is spoken."""
+        return self.settings.aligner is not None
+
+    @property
     def takes_instructions(self) -> bool:
         """Whether the model reads how a text is to be spoken, in words."""
         return self.settings.traits.takes_instructions

@@ -16,7 +16,7 @@ from llm import (
     as_ids,
 )
 from tts.checkpoint.tokenizer import IncrementalDetokenizer
-from tts.engine.client import EngineClient
+from tts.engine.client import EngineClient, Hold
 from tts.errors import InvalidRequestError, SynthesisError
 from tts.families.prompt import PromptBuilder
 
@@ -52,9 +52,9 @@ class TextGenerator:
         self._client, self._prompts = client, prompts
 
     async def write(
-        self, request: Request, stops: Sequence[str] = ()
+        self, request: Request, stops: Sequence[str] = (), hold: Hold | None = None
     ) -> AsyncGenerator[TextPiece, None]:
-        """Stream a request; closing the iterator cancels it.
+        """Stream a request, which `hold` may interrupt; closing the iterator cancels it.
 
         From `min_tokens` on, one of the strings `stops` ends the text before its first character.
         Raises the engine's errors for invalid requests, InvalidRequestError when no token fits the
@@ -65,7 +65,7 @@ class TextGenerator:
         cutter = _StopCutter(detokenizer, stops, min_tokens) if stops else None
         engine_id = f"{request.request_id}#text{next(_numbers)}"  # a client may use an id twice
         sent = replace(request, request_id=engine_id)
-        async with aclosing(self._client.generate(sent)) as chunks:
+        async with aclosing(self._client.generate(sent, hold)) as chunks:
             async for chunk in chunks:
                 if chunk.is_refused:
                     raise InvalidRequestError.of("config.json_schema", chunk.error)

@@ -12,14 +12,12 @@ Folder: config.json and model.safetensors in Hugging Face's layout ("model_type"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder.base import (
     AttentionKind,
@@ -35,11 +33,18 @@ from decoder.codecs.common import (
     finish_spec,
     load_or_random,
 )
-from decoder.codecs.mimi.modules import ROTARY_BASE, MimiConfig, MimiNetwork, MimiState
+from decoder.codecs.mimi.modules import (
+    ROTARY_BASE,
+    Memory,
+    MimiConfig,
+    MimiNetwork,
+    Prepared,
+    state_width,
+)
 from decoder.encoders import TransformersEncoder
+from decoder.kept_states import StatefulNetwork
 from decoder.registry import CodecSource
-from decoder.streaming import check_windows
-from decoder.window_inputs import WindowInputs, WindowNetwork, stacked
+from decoder.window_inputs import WindowInputs
 
 CHUNK_FRAMES = (2, 4, 8)
 BUFFER_FRAMES = 25
@@ -55,56 +60,35 @@ _ONLY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """A stream's state and the position of its next code."""
-
-    next_position: int
-    state: MimiState
-
-
 class CausalNetwork(Protocol):
     """Network of causal layers."""
 
-    def __call__(
-        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
-    ) -> tuple[Tensor, MimiState]:
-        """Return samples [B, S] of codes [B, F, K] behind a state, and the new state.
+    def __call__(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
+        """Return samples [B, S] of codes [B, F, K] behind the states of `memory`.
 
-        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all parts."""
 
-class CausalDecoder(WindowNetwork):
-    """Decoder of frames whose network can continue a stream from the state of its layers."""
+
+class CausalDecoder(StatefulNetwork):
+    """Decoder of frames whose network can continue streams from the states of its layers."""
 
     def __init__(self, spec: CodecSpec, network: CausalNetwork, source: CodecSource) -> None:
         self.spec = spec
         self.options = source.options
         self._network = network
         self.device = source.device
+        self.state_width = state_width(network.modules())
+        for part in network.modules():
+            if isinstance(part, Prepared):
+                part.prepare()
 
-    def decode_next(
-        self, windows: Sequence[DecodeWindow], kept: Sequence[object]
-    ) -> tuple[Tensor, list[object]]:
-        """See AudioDecoder.decode_next: the first block renders its window, later ones their codes.
-
-        Raises DecoderConfigError when a window does not continue where its state stopped.
-        """
-        if not self.spec.keeps_state:
-            return super().decode_next(windows, kept)
-        parts = [self._next(window, state) for window, state in zip(windows, kept, strict=True)]
-        return stacked([row for row, _ in parts]), [state for _, state in parts]
-
-    def _next(self, window: DecodeWindow, kept: object) -> tuple[Tensor, KeptState]:
-        """Render one window; return the row [1, S] and the new state."""
-        former = kept if isinstance(kept, KeptState) else None
-        own = window if former is None else block_without_context(window, former.next_position)
-        check_windows(self, [own])
-        with torch.inference_mode():
-            (codes,) = self.inputs([own]).to(self.device).tensors
-            samples, state = self._network(codes, former.state if former else None)
-        return samples[:, own.skip_samples :], KeptState(window.positions[-1] + 1, state)
+    def advance(self, codes: Tensor, num_frames: Tensor, rows: Tensor) -> Tensor:
+        """See StatefulNetwork.advance."""
+        return self._network(codes, Memory(num_frames, rows))
 
     def inputs(self, windows: Sequence[DecodeWindow]) -> WindowInputs:
         """Return codes [B, F, K]."""
@@ -113,8 +97,7 @@ class CausalDecoder(WindowNetwork):
     def run(self, inputs: WindowInputs) -> Tensor:
         """See WindowNetwork.run."""
         (codes,) = inputs.tensors
-        samples = self._network(codes, skipped=inputs.key)[0]
-        return samples[:, inputs.key :]
+        return self._network(codes, Memory(), inputs.key)[:, inputs.key :]
 
 
 class MimiDecoder(CausalDecoder):
@@ -147,25 +130,6 @@ class MimiDecoder(CausalDecoder):
 def without_training_flags(name: str) -> tuple[str, ...]:
     """Drop tensors that only training uses: whether a codebook has been initialised."""
     return () if name.endswith(".codebook.initialized") else (name,)
-
-
-def block_without_context(window: DecodeWindow, position: int) -> DecodeWindow:
-    """Return the block without its context; it must start at `position`."""
-    context = window.prompt_len + window.history_len
-    if window.positions[context] != position:
-        raise DecoderConfigError(
-            f"a block at position {window.positions[context]} does not follow the stream's state, "
-            f"which is at {position}"
-        )
-    return replace(
-        window,
-        codes=window.codes[context:],
-        positions=window.positions[context:],
-        block_ids=window.block_ids[context:],
-        prompt_len=0,
-        history_len=0,
-        skip_samples=0,
-    )
 
 
 def mimi_config(values: Mapping[str, Any], num_codebooks: int) -> MimiConfig:

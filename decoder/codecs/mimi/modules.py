@@ -6,7 +6,8 @@
         ──▶ ELU, convolution (3) ──▶ samples
 
 All layers are causal, so that each can continue where it stopped: `Memory` has the end of each
-layer's earlier input, and a window without a past is the same call with an empty memory.
+layer's earlier input, for streams at different positions. Each layer that uses it says in
+`num_kept` how many values that are.
 
 Source: Moshi, arXiv 2410.00037; its convolutions, SEANet and EnCodec, arXiv 2210.13438;
 rotary positions, arXiv 2104.09864.
@@ -15,9 +16,8 @@ rotary positions, arXiv 2104.09864.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from torch import Tensor, nn
 
 MIN_USAGE = 1e-5
 ROTARY_BASE = 10_000.0
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+"""Function of x [B, C, T] that writes its values to the second argument, and returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +75,93 @@ class MimiConfig:
         return 1 - first // self.upsampling
 
 
-@dataclass(frozen=True, slots=True)
-class MimiState:
-    """State of a stream's layers, in order, after `num_positions`."""
-
-    num_positions: int
-    kept: tuple[Tensor, ...]
-
-
 class Memory:
-    """One pass through the layers: each reads its earlier state and stores the new one."""
+    """One pass through the layers of B streams: each layer takes its part of their states, in the
+    order of the layers, and overwrites it with its state after the pass.
 
-    def __init__(self, state: MimiState | None) -> None:
-        self.num_positions = state.num_positions if state else 0
-        self._former = iter(state.kept) if state else None
-        self._kept: list[Tensor] = []
+    `rows` [B, width] are the states, zeros at the start of a stream, and `num_frames` [B] the
+    numbers of frames that they hold. Without `rows` all streams begin, and nothing is kept.
+    """
 
-    def join(self, x: Tensor, size: int) -> Tensor:
-        """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start."""
-        former = x.new_zeros(*x.shape[:-1], size) if self._former is None else next(self._former)
-        joined = torch.cat((former, x), dim=-1)
-        self._kept.append(joined[..., joined.shape[-1] - size :])
+    def __init__(self, num_frames: Tensor | None = None, rows: Tensor | None = None) -> None:
+        self._num_frames, self._rows = num_frames, rows
+        self._place = 0
+
+    def join(self, x: Tensor, size: int, activation: Activation | None = None) -> Tensor:
+        """Prepend to x [B, C, T] the last `size` earlier columns: zeros at the start.
+
+        An `activation`, which writes to its second argument, is applied to x on the way.
+        """
+        if not size and activation is None:
+            return x
+        shape = *x.shape[:-1], size
+        former = x.new_zeros(shape) if self._rows is None else self._part(*shape[1:])
+        if activation is None:
+            joined = torch.cat((former, x), dim=-1)
+        else:
+            joined = x.new_empty((*x.shape[:-1], size + x.shape[-1]))
+            joined[..., :size] = former
+            activation(x, joined[..., size:])
+        if self._rows is not None:
+            former.copy_(joined[..., joined.shape[-1] - size :])
         return joined
 
-    def grow(self, x: Tensor, most: int) -> Tensor:
-        """Prepend to x [B, H, T, D] at most `most` earlier positions: none at the start."""
-        joined = x if self._former is None else torch.cat((next(self._former), x), dim=2)
-        self._kept.append(joined[:, :, max(joined.shape[2] - most, 0) :])
+    def grow(self, x: Tensor, size: int) -> Tensor:
+        """Prepend to x [B, H, T, D] the last `size` earlier positions: none without states."""
+        if not size or self._rows is None:
+            return x
+        former = self._part(x.shape[1], size, x.shape[3])
+        joined = torch.cat((former, x), dim=2)
+        former.copy_(joined[:, :, joined.shape[2] - size :])
         return joined
 
-    def state(self, num_new: int) -> MimiState:
-        """Return the state for the next pass; copies, so that the pass's buffers can be freed."""
-        kept = tuple(part.clone() for part in self._kept)
-        return MimiState(self.num_positions + num_new, kept)
+    def positions(self, x: Tensor, per_frame: int, window: int) -> tuple[Tensor, Tensor]:
+        """Return the positions [..., T] of x [B, T, D], with so many of them per frame, and the
+        attention bias [..., T, S] of the S positions that `grow` returns for `window` - 1.
+
+        A position sees itself and the `window` - 1 positions before it.
+        """
+        count = x.shape[1]
+        own = torch.arange(count, device=x.device)
+        past = 0 if self._rows is None else window - 1
+        column = torch.arange(past + count, device=x.device)
+        distance = past + own[:, None] - column
+        seen = (distance >= 0) & (distance < window)
+        if self._num_frames is None:
+            return own, attention_bias(seen)
+        first = (self._num_frames * per_frame)[:, None, None]
+        return first + own, attention_bias((seen & (column >= past - first))[:, None])
+
+    def _part(self, *shape: int) -> Tensor:
+        """Return the next layer's part of the states, [B, *shape]."""
+        assert self._rows is not None
+        first = self._place
+        self._place += math.prod(shape)
+        return self._rows[:, first : self._place].unflatten(1, shape)
+
+
+def attention_bias(seen: Tensor) -> Tensor:
+    """Return 0 where `seen`, bool [..., T, S], and -inf elsewhere, for the scores of attention.
+
+    Row strides are multiples of 8, as kernels require.
+    """
+    count = seen.shape[-1]
+    unseen = F.pad(~seen, (0, -count % 8), value=True)
+    bias = torch.zeros(unseen.shape, device=seen.device).masked_fill_(unseen, -math.inf)
+    return bias[..., :count]
+
+
+def state_width(parts: Iterable[nn.Module]) -> int:
+    """Return the number of values that the parts of a network keep of a stream."""
+    return sum(getattr(part, "num_kept", 0) for part in parts)
+
+
+class Prepared(nn.Module):
+    """A layer that computes once what depends on its weights only."""
+
+    def prepare(self) -> None:
+        """Compute it, after the weights have been loaded."""
+        raise NotImplementedError
 
 
 class CausalConv(nn.Module):
@@ -114,9 +171,10 @@ class CausalConv(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(into, out, kernel, dilation=dilation)
         self.past = (kernel - 1) * dilation
+        self.num_kept = into * self.past
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return self.conv(memory.join(x, self.past))
+    def forward(self, x: Tensor, memory: Memory, activation: Activation | None = None) -> Tensor:
+        return self.conv(memory.join(x, self.past, activation))
 
 
 class CausalUpsampling(nn.Module):
@@ -128,10 +186,11 @@ class CausalUpsampling(nn.Module):
         super().__init__()
         self.conv = nn.ConvTranspose1d(into, out, 2 * stride, stride, groups=groups, bias=has_bias)
         self.stride = stride
+        self.num_kept = into
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, activation: Activation | None = None) -> Tensor:
         """Map x [B, C, T] to [B, C', T * stride]."""
-        return self.conv(memory.join(x, 1))[..., self.stride : -self.stride]
+        return self.conv(memory.join(x, 1, activation))[..., self.stride : -self.stride]
 
 
 class ResidualBlock(nn.Module):
@@ -172,6 +231,7 @@ class Layer(nn.Module):
         super().__init__()
         dim, inner = config.hidden_size, config.num_heads * config.head_dim
         self.num_heads, self.window = config.num_heads, config.sliding_window
+        self.num_kept = 2 * inner * (self.window - 1)
         self.attention_norm = nn.LayerNorm(dim, eps=config.norm_eps)
         self.query, self.key, self.value = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.attention_out = nn.Linear(inner, dim, bias=False)
@@ -182,30 +242,30 @@ class Layer(nn.Module):
         self.ff_scale = Scale(dim)
 
     def forward(
-        self, x: Tensor, mask: Tensor, table: tuple[Tensor, Tensor], memory: Memory
+        self, x: Tensor, bias: Tensor, table: tuple[Tensor, Tensor], memory: Memory
     ) -> Tensor:
-        """Apply to x [B, T, D]; mask bool [T, past + T]; cos and sin [T, head_dim / 2]."""
+        """Apply to x [B, T, D]; bias [..., T, past + T]; cos and sin [..., T, head_dim / 2]."""
         normed = self.attention_norm(x)
         q, k, v = (
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        keys = memory.grow(rotate(k, *table), self.window - 1)
-        values = memory.grow(v, self.window - 1)
-        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=mask)
-        x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
-        return x + self.ff_scale(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
+        q, k = rotate(torch.cat((q, k), dim=1), *table).chunk(2, dim=1)
+        keys, values = (memory.grow(part, self.window - 1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+        x = self.attention_scale(x, self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        return self.ff_scale(x, self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
 
 
 class Scale(nn.Module):
-    """Scales by one factor per channel."""
+    """Adds a branch, scaled by one factor per channel."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((dim,), 0.01))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.addcmul(x, branch, self.scale)
 
 
 class Codebook(nn.Module):
@@ -219,23 +279,32 @@ class Codebook(nn.Module):
         self.register_buffer("embed_sum", torch.randn(size, dim))
         self.register_buffer("cluster_usage", torch.ones(size))
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """Map codes [B, T] to [B, T, dim]."""
-        return self.embed_sum[codes] / self.cluster_usage[codes].clamp(min=MIN_USAGE)[..., None]
+    def forward(self) -> Tensor:
+        """Return the vectors [size, dim]."""
+        return self.embed_sum / self.cluster_usage.clamp(min=MIN_USAGE)[:, None]
 
 
-class Codebooks(nn.Module):
+class Codebooks(Prepared):
     """Several residual codebooks of vectors [dim] and their common projection to [out]."""
+
+    vectors: Tensor
+    firsts: Tensor
 
     def __init__(self, count: int, size: int, dim: int, out: int) -> None:
         super().__init__()
         self.books = nn.ModuleList(Codebook(size, dim) for _ in range(count))
         self.projection = nn.Conv1d(dim, out, 1, bias=False) if dim != out else None
+        self.register_buffer("vectors", torch.empty(0), persistent=False)
+        self.register_buffer("firsts", size * torch.arange(count), persistent=False)
 
-    def forward(self, codes: Sequence[Tensor]) -> Tensor:
-        """Map one [B, T] of codes per codebook to [B, out, T]."""
-        total = torch.stack([book(part) for book, part in zip(self.books, codes, strict=True)])
-        x = total.sum(0).transpose(1, 2)
+    def prepare(self) -> None:
+        """Put the vectors of all codebooks into one table."""
+        self.vectors = torch.cat([book() for book in self.books])
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Map codes [B, T, K] of K codebooks to [B, out, T]."""
+        places = (codes + self.firsts).movedim(-1, 0)
+        x = self.vectors[places].sum(0).transpose(1, 2)
         return x if self.projection is None else self.projection(x)
 
 
@@ -262,41 +331,33 @@ class MimiNetwork(nn.Module):
             dim //= 2
         self.exit = CausalConv(dim, 1, config.last_kernel_size)
 
-    def forward(
-        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
-    ) -> tuple[Tensor, MimiState]:
-        """Return samples [B, F * hop] of codes [B, F, K], and the new state.
+    def forward(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
+        """Return samples [B, F * hop] of codes [B, F, K].
 
-        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
-        memory = Memory(state)
         x = self.upsample(self._vectors(codes), memory)
-        num_new = x.shape[-1]
         x = self._transform(x.transpose(1, 2), memory).transpose(1, 2)
         left_out = max(self.config.convolution_reach(skipped), 0)
         x = self.entry(x[..., left_out:], memory)
         for stage in self.stages:
             x = stage(x, memory)
         samples = self.exit(F.elu(x), memory).squeeze(1)
-        missing = codes.shape[1] * self.config.hop - samples.shape[-1]
-        return F.pad(samples, (missing, 0)), memory.state(num_new)
+        return F.pad(samples, (codes.shape[1] * self.config.hop - samples.shape[-1], 0))
 
     def _vectors(self, codes: Tensor) -> Tensor:
         """Map codes [B, F, K] to [B, hidden_size, F]."""
-        parts = codes.unbind(-1)
-        x = self.semantic(parts[: self.config.num_semantic])
-        return x if self.acoustic is None else x + self.acoustic(parts[self.config.num_semantic :])
+        num_semantic = self.config.num_semantic
+        x = self.semantic(codes[..., :num_semantic])
+        return x if self.acoustic is None else x + self.acoustic(codes[..., num_semantic:])
 
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:
         """Apply the transformer to x [B, T, D], behind the earlier positions in `memory`."""
-        config, count = self.config, x.shape[1]
-        first, past = memory.num_positions, min(memory.num_positions, config.sliding_window - 1)
-        row = partial(torch.arange, device=x.device)
-        table = rotary_table(row(first, first + count), config.head_dim)
-        distance = row(past, past + count)[:, None] - row(past + count)
-        mask = (distance >= 0) & (distance < config.sliding_window)
+        config = self.config
+        positions, bias = memory.positions(x, config.upsampling, config.sliding_window)
+        table = rotary_table(positions, config.head_dim)
         for layer in self.layers:
-            x = layer(x, mask, table, memory)
+            x = layer(x, bias, table, memory)
         return x
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.codecs.mimi.modules import CausalConv, CausalUpsampling, Memory, MimiState
+from decoder.codecs.mimi.modules import CausalConv, CausalUpsampling, Memory
 
 ENTRY_KERNEL, EXIT_KERNEL = 7, 3
 KERNELS = (3, 7, 11)
@@ -134,19 +134,16 @@ class NanoCodecNetwork(nn.Module):
         self.activation = HalfSnake(dim)
         self.exit = CausalConv(dim, 1, EXIT_KERNEL)
 
-    def forward(
-        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
-    ) -> tuple[Tensor, MimiState]:
-        """Return samples [B, F * hop] of codes [B, F, K], and the new state.
+    def forward(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
+        """Return samples [B, F * hop] of codes [B, F, K].
 
-        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
-        memory, half = Memory(state), self.levels // 2
+        half = self.levels // 2
         index = codes[..., None] // self.strides % self.levels  # [B, F, K, levels]
         x = ((index - half) / half).flatten(2).transpose(1, 2)
         x = self.entry(x[..., max(self.config.reach(skipped), 0) :], memory)
         for stage in self.stages:
             x = stage(x, memory)
         samples = self.exit(self.activation(x), memory).squeeze(1).clamp(-1, 1)
-        missing = codes.shape[1] * self.config.hop - samples.shape[-1]
-        return F.pad(samples, (missing, 0)), memory.state(codes.shape[1])
+        return F.pad(samples, (codes.shape[1] * self.config.hop - samples.shape[-1], 0))

@@ -6,7 +6,7 @@
         ──▶ convolution (7), then per rate: snake, transposed convolution, three residual units
         ──▶ snake, convolution (7) ──▶ samples
 
-All layers are causal and keep their state in Mimi's `Memory`.
+All layers are causal and keep their state in Mimi's `Memory`, with their `num_kept`.
 
 Sources: ConvNeXt, arXiv 2201.03545; snake with two parameters, BigVGAN, arXiv 2206.04658.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from decoder.codecs.mimi.modules import (
     CausalUpsampling,
     Codebooks,
     Memory,
-    MimiState,
+    Prepared,
     Scale,
     rotary_table,
     rotate,
@@ -89,6 +88,7 @@ class Layer(nn.Module):
         super().__init__()
         dim, inner = config.hidden_size, config.num_heads * config.head_dim
         self.num_heads, self.window = config.num_heads, config.sliding_window
+        self.num_kept = 2 * inner * (self.window - 1)
         self.attention_norm = nn.RMSNorm(dim, eps=config.norm_eps)
         self.query, self.key, self.value = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.attention_out = nn.Linear(inner, dim, bias=False)
@@ -101,34 +101,53 @@ class Layer(nn.Module):
         self.ff_scale = Scale(dim)
 
     def forward(
-        self, x: Tensor, mask: Tensor, table: tuple[Tensor, Tensor], memory: Memory
+        self, x: Tensor, bias: Tensor, table: tuple[Tensor, Tensor], memory: Memory
     ) -> Tensor:
-        """Apply to x [B, T, D]; mask bool [T, past + T]; cos and sin [T, head_dim / 2]."""
+        """Apply to x [B, T, D]; bias [..., T, past + T]; cos and sin [..., T, head_dim / 2]."""
         normed = self.attention_norm(x)
         q, k, v = (
             part(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        keys = memory.grow(rotate(k, *table), self.window - 1)
-        values = memory.grow(v, self.window - 1)
-        mixed = F.scaled_dot_product_attention(rotate(q, *table), keys, values, attn_mask=mask)
-        x = x + self.attention_scale(self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        q, k = rotate(torch.cat((q, k), dim=1), *table).chunk(2, dim=1)
+        keys, values = (memory.grow(part, self.window - 1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+        x = self.attention_scale(x, self.attention_out(mixed.transpose(1, 2).flatten(2)))
         normed = self.ff_norm(x)
-        return x + self.ff_scale(self.down(F.silu(self.gate(normed)) * self.up(normed)))
+        return self.ff_scale(x, self.down(F.silu(self.gate(normed)) * self.up(normed)))
 
 
-class Snake(nn.Module):
+class Snake(Prepared):
     """Computes x + sin²(e^alpha x) / e^beta for each channel."""
+
+    rates: Tensor
+    heights: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
+        for name in ("rates", "heights"):
+            self.register_buffer(name, torch.ones(channels), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to x [B, C, T]."""
-        wave = torch.sin(x * self.alpha.exp()[:, None]).square_()
-        return x + wave.mul_(1 / (self.beta.exp()[:, None] + NO_ZERO))
+    def prepare(self) -> None:
+        """Compute e^alpha and 1 / e^beta."""
+        self.rates.copy_(self.alpha.exp())
+        self.heights.copy_(1 / (self.beta.exp() + NO_ZERO))
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Apply to x [B, C, T]; the result is written to `out`, if given."""
+        if x.is_cuda:
+            from decoder.kernels.snake import scaled_snake
+
+            return scaled_snake(x, self.rates, self.heights, out)
+        result = self.plain(x)
+        return result if out is None else out.copy_(result)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """Compute the activation with torch's operations."""
+        wave = torch.sin(x * self.rates[:, None]).square_()
+        return x + wave.mul_(self.heights[:, None])
 
 
 class ConvNeXt(nn.Module):
@@ -137,6 +156,7 @@ class ConvNeXt(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.depthwise = nn.Conv1d(dim, dim, KERNEL, groups=dim)
+        self.num_kept = dim * (KERNEL - 1)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.widen = nn.Linear(dim, WIDENING * dim)
         self.narrow = nn.Linear(WIDENING * dim, dim)
@@ -172,7 +192,7 @@ class ResidualUnit(nn.Module):
         self.second = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return x + self.second(self.second_snake(self.first(self.first_snake(x), memory)))
+        return x + self.second(self.second_snake(self.first(x, memory, self.first_snake)))
 
 
 class Stage(nn.Module):
@@ -185,7 +205,7 @@ class Stage(nn.Module):
         self.units = nn.ModuleList(ResidualUnit(channels // 2, d) for d in DILATIONS)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        x = self.up(self.snake(x), memory)
+        x = self.up(x, memory, self.snake)
         for unit in self.units:
             x = unit(x, memory)
         return x
@@ -215,32 +235,24 @@ class Qwen3TTSNetwork(nn.Module):
         self.snake = Snake(dim)
         self.exit = CausalConv(dim, 1, KERNEL)
 
-    def forward(
-        self, codes: Tensor, state: MimiState | None = None, skipped: int = 0
-    ) -> tuple[Tensor, MimiState]:
-        """Return samples [B, F * hop] of codes [B, F, K], and the new state.
+    def forward(self, codes: Tensor, memory: Memory, skipped: int = 0) -> Tensor:
+        """Return samples [B, F * hop] of codes [B, F, K].
 
-        The first `skipped` samples are undefined. The state is exact only if none are skipped.
+        The first `skipped` samples are undefined. States are exact only if none are skipped.
         """
-        memory = Memory(state)
-        first, *others = codes.unbind(-1)
-        x = self.latent(self.semantic([first]) + self.acoustic(others), memory)
+        x = self.latent(self.semantic(codes[..., :1]) + self.acoustic(codes[..., 1:]), memory)
         x = self.out(self._transform(self.into(x.transpose(1, 2)), memory)).transpose(1, 2)
         x = x[..., max(self.config.convolution_reach(skipped), 0) :]
         for part in (*self.upsampling, self.entry, *self.stages):
             x = part(x, memory)
-        samples = self.exit(self.snake(x), memory).squeeze(1).clamp(-1, 1)
-        missing = codes.shape[1] * self.config.hop - samples.shape[-1]
-        return F.pad(samples, (missing, 0)), memory.state(codes.shape[1])
+        samples = self.exit(x, memory, self.snake).squeeze(1).clamp(-1, 1)
+        return F.pad(samples, (codes.shape[1] * self.config.hop - samples.shape[-1], 0))
 
     def _transform(self, x: Tensor, memory: Memory) -> Tensor:
         """Apply the transformer to x [B, T, D], behind the earlier positions in `memory`."""
-        config, count = self.config, x.shape[1]
-        first, past = memory.num_positions, min(memory.num_positions, config.sliding_window - 1)
-        row = partial(torch.arange, device=x.device)
-        table = rotary_table(row(first, first + count), config.head_dim)
-        distance = row(past, past + count)[:, None] - row(past + count)
-        mask = (distance >= 0) & (distance < config.sliding_window)
+        config = self.config
+        positions, bias = memory.positions(x, 1, config.sliding_window)
+        table = rotary_table(positions, config.head_dim)
         for layer in self.layers:
-            x = layer(x, mask, table, memory)
+            x = layer(x, bias, table, memory)
         return self.norm(x)

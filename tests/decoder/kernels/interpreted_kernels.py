@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from decoder import to_s16
+from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
 from decoder.codecs.snake.decoder import ResidualUnit, Snake
 from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.norm import group_norm_silu
-from decoder.kernels.snake import depthwise_unit, pack_unit, snake
+from decoder.kernels.snake import depthwise_unit, pack_unit, scaled_snake, snake
 from decoder.streaming import blend
 from decoder.window_inputs import Span
 from tests.llm.kernels.triton_interpreter import repair_interpreter
@@ -48,6 +49,24 @@ def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
     packed = pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
     got = depthwise_unit(x, packed, dilation, own)
     torch.testing.assert_close(got, unit.snake_out(unit.dilated(unit.snake_in(x, own))))
+
+
+@pytest.mark.parametrize("length", [4, 1500])
+def test_scaled_snakes(length: int) -> None:
+    """A cropped view, as a transposed convolution leaves it."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(2, 3, length + 9, generator=generator)[..., 4 : 4 + length]
+    plain = ScaledSnake(3).requires_grad_(False)
+    plain.alpha.copy_(torch.randn(3, generator=generator))
+    plain.beta.copy_(torch.randn(3, generator=generator))
+    plain.prepare()
+    expected = x + torch.sin(x * plain.alpha.exp()[:, None]) ** 2 / plain.beta.exp()[:, None]
+    torch.testing.assert_close(plain.plain(x), expected)
+    torch.testing.assert_close(scaled_snake(x, plain.rates, plain.heights), expected)
+    joined = torch.zeros(2, 3, length + 6)  # behind six earlier columns
+    scaled_snake(x, plain.rates, plain.heights, joined[..., 6:])
+    torch.testing.assert_close(joined[..., 6:], expected)
+    assert not joined[..., :6].any()
 
 
 @pytest.mark.parametrize("is_padded", [False, True])

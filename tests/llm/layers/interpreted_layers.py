@@ -24,10 +24,12 @@ from llm.kernels.elementwise import gate, normalise
 from llm.kernels.experts import choose_experts, sort_pairs
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.frames import attend_frame
+from llm.kernels.packed import multiply_packed
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
 from llm.kernels.tuning import MAX_ROWS
+from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -51,6 +53,7 @@ from llm.layers.experts import (
 )
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
+from llm.layers.groups import Groups
 from llm.layers.rotary import RotaryConfig
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
@@ -144,15 +147,21 @@ class Parts:
         bias: bool = False,
         head_norm: bool = False,
         float8: bool = False,
+        packed: bool = False,
     ) -> None:
         self.head_dim = head_dim
         factory = LinearFactory(
             dtype=HALF, device=torch.device("cpu"), int8=False, float8=float8, vendor_blas=True
         )
+        factory._reads_words = packed  # as on a GPU
 
         def linear(num_out: int, num_in: int) -> LinearWeight:
             weight = normal(num_out, num_in) * num_in**-0.5
-            return LinearWeight(weight, bias=normal(num_out) if bias else None)
+            groups = None
+            if packed:
+                groups = PackedCase(8, 16, num_in, num_out=num_out).make()
+                weight = groups.values
+            return LinearWeight(weight, None, normal(num_out) if bias else None, (), groups)
 
         heads, kv_heads, group = 4, 2, NullGroup()
         self.kv_heads = kv_heads
@@ -285,6 +294,116 @@ def test_a_gated_float8_product(rows: int) -> None:
         x, weight.values, BLOCKS[0], scales=weight.scales, gain=gain, epsilon=EPSILON
     )
     assert relative_error(found, F.silu(left) * right) < 1e-6
+
+
+@dataclass(frozen=True)
+class PackedCase:
+    """A random packed matrix [num_out, num_in]."""
+
+    bits: int
+    group: int
+    num_in: int
+    has_minimums: bool = False
+    is_wide: bool = False  # scales need more bits than float16 has
+    num_out: int = 5
+
+    def make(self) -> Groups:
+        bounds = (0, 16) if self.bits == 4 else (-128, 128)
+        dtype = torch.uint8 if self.bits == 4 else torch.int8
+        numbers = torch.randint(*bounds, (self.num_out, self.num_in), dtype=dtype)
+        parts = torch.randn(2, self.num_out, self.num_in // self.group) * self.num_in**-0.5
+        parts[0] /= 4.6 if self.bits == 4 else 74.0  # the deviation of the numbers
+        scales, minimums = parts if self.is_wide else parts.half()
+        found = Groups.pack(numbers, scales, minimums if self.has_minimums else None, self.group)
+        assert found is not None
+        assert found.has_pairs == (self.bits == 4)
+        return found
+
+
+PACKED_CASES = [
+    PackedCase(4, 32, 96),
+    PackedCase(4, 32, 160, has_minimums=True, is_wide=True),
+    PackedCase(4, 128, 256),
+    PackedCase(8, 16, 48, is_wide=True),
+    PackedCase(8, 32, 96, has_minimums=True),
+]
+packed_cases = pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+
+
+@packed_cases
+def test_words_keep_every_number(case: PackedCase) -> None:
+    groups = case.make()
+    words = groups.to_words(torch.device("cpu"))
+    assert (words.shape, words.group_size) == ((case.num_out, case.num_in), case.group)
+    assert words.scales.dtype is (torch.float32 if case.is_wide else torch.float16)
+    assert torch.equal(words.expand(), groups.expand())
+
+
+@packed_cases
+def test_a_packed_product(case: PackedCase) -> None:
+    """The kernel of few rows multiplies with the expanded numbers, up to the rounding of sums."""
+    groups, rows, blocks = case.make(), 2, Blocks(4, 128, 4)
+    words, matrix = groups.to_words(torch.device("cpu")), groups.expand().double()
+    x, gain, bias = normal(rows, case.num_in), normal(case.num_in), normal(case.num_out)
+    out = torch.full((rows, case.num_out), float("nan"))
+    product(x, words, out, blocks)
+    expected = x.double() @ matrix.t()
+    assert relative_error(out, expected) < 1e-5
+    product(x, words, out, blocks, bias=bias, adds=True)
+    assert relative_error(out, 2 * expected + bias.double()) < 1e-5
+    product(x, words, out, Blocks(2, 256, 4, 2), gain=gain, epsilon=EPSILON)
+    assert relative_error(out, normalised(x, gain) @ matrix.t()) < 1e-5
+
+
+@packed_cases
+@pytest.mark.parametrize("rows", [1, 70])
+def test_a_packed_product_of_many_rows(case: PackedCase, rows: int) -> None:
+    groups, x = case.make(), normal(rows, case.num_in)
+    words, matrix = groups.to_words(torch.device("cpu")), groups.expand().double()
+    out, half = (torch.full((rows, case.num_out), float("nan")) for _ in range(2))
+    multiply_packed(x, words, out)
+    assert relative_error(out, x.double() @ matrix.t()) < 2e-6
+    multiply_packed(x.half(), words, half)
+    assert relative_error(half, x.half().double() @ matrix.half().double().t()) < 1e-3
+
+
+def test_a_gated_packed_product() -> None:
+    case = PACKED_CASES[1]
+    groups = Groups.stack([case.make(), case.make()])
+    x, gain = normal(1, case.num_in), normal(case.num_in)
+    left, right = (normalised(x, gain) @ groups.expand().double().t()).chunk(2, dim=1)
+    words = groups.to_words(torch.device("cpu"))
+    found = gated_product(x, words, Blocks(4, 128, 4), gain=gain, epsilon=EPSILON)
+    assert relative_error(found, F.silu(left) * right) < 1e-5
+
+
+@pytest.mark.parametrize("kernels", [ALL, VENDOR], ids=["all", "vendor"])
+def test_a_packed_layer(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against its products in float32: the interpreter has no products of bfloat16 in blocks."""
+
+    def multiply(x: Tensor, weight: Words, out: Tensor) -> None:
+        out.copy_(x.float() @ weight.expand().t())
+
+    monkeypatch.setattr("llm.kernels.packed.multiply_packed", multiply)
+    parts = Parts(packed=True)
+    x = normal(1, parts.hidden, dtype=HALF)
+    expected, pool = parts.run(None, x)
+    found, stored = parts.run(kernels, x)
+    assert relative_error(found - x, expected - x) < 0.02
+    assert relative_error(stored, pool) < 0.01
+    own = 0 if kernels is VENDOR else 4
+    assert FusedLayer(parts.counterpart, kernels).num_kernel_products == own
+    assert relative_error(FusedHead(parts.head, kernels)(x), parts.head(x)) < 0.01
+
+
+def test_a_packed_row_does_not_depend_on_its_neighbours() -> None:
+    case = PACKED_CASES[1]
+    words, x = case.make().to_words(torch.device("cpu")), normal(2, case.num_in)
+    together, alone = torch.empty(2, case.num_out), torch.empty(2, case.num_out)
+    product(x, words, together, Blocks(4, 128, 4))
+    for row in range(2):
+        product(x[row, None], words, alone[row, None], Blocks(4, 128, 4))
+    assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

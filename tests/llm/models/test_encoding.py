@@ -66,24 +66,27 @@ def test_an_int8_checkpoint_stays_so_on_the_cpu_only(capability: tuple[int, int]
 
 @pytest.mark.parametrize("setting", ["float4_e2m1fnx2", "gptq", "q4_k", "q4_0", "q6_k"])
 def test_unsupported_encodings(setting: str) -> None:
+    capability = HOPPER if setting == "float4_e2m1fnx2" else TURING
     with pytest.raises(ConfigError, match=f"quantization_encoding={setting} has no kernels"):
-        encoding_of(QuantizationEncoding(setting), HOPPER)
+        encoding_of(QuantizationEncoding(setting), capability, packed=(setting,))
 
 
 @pytest.mark.parametrize("setting", ["gptq", "q4_k", "q4_0", "q6_k"])
 def test_a_packed_format_is_for_checkpoints_that_are_stored_so(setting: str) -> None:
     encoding = QuantizationEncoding(setting)
-    assert encoding_of(encoding, CPU, packed=("q8_0", setting)) == Encoding(F32, packed=True)
+    for capability, dtype in ((CPU, F32), (AMPERE, BF16), (HOPPER, BF16)):
+        found = encoding_of(encoding, capability, packed=("q8_0", setting))
+        assert found == Encoding(dtype, packed=True)
     for stored, name in (((), "none of these formats"), (("q4_1", "q8_0"), "q4_1, q8_0")):
         with pytest.raises(ConfigError, match=f"={setting} is for .* this one is stored as {name}"):
             encoding_of(encoding, CPU, packed=stored)
 
 
 @pytest.mark.parametrize("capability", EVERYWHERE)
-def test_a_packed_checkpoint_stays_so_on_the_cpu_only(capability: tuple[int, int] | None) -> None:
+def test_a_packed_checkpoint_stays_so_where_it_can(capability: tuple[int, int] | None) -> None:
     found = encoding_of(None, capability, packed=("awq",))
-    assert found.packed == (capability is CPU)
-    assert found.packed or found == encoding_of(None, capability)
+    assert found.packed == (capability not in (VOLTA, TURING))
+    assert found.dtype == encoding_of(None, capability).dtype
     assert found.name.endswith("packed as they are stored") == found.packed
     for other in ("float32", "bfloat16", "int8"):
         assert not encoding_of(QuantizationEncoding(other), capability, packed=("awq",)).packed

@@ -127,6 +127,20 @@ def test_memory_is_that_of_the_packed_weights(tmp_path: Path) -> None:
         assert expanded.plan_memory().weights_bytes > 6 * plan.weights_bytes
 
 
+def test_a_gpu_has_a_wide_table_besides_a_packed_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024}
+    _, packed = quantised(tmp_path, lambda name: "Q4_0", **sizes)
+    on_cpu, on_gpu = (
+        LlamaModel.estimate_weights_size(pipeline_config(packed, device=device))
+        for device in ("cpu", "cuda:0")
+    )
+    table, norms = 2 * 1024 * 256, 7 * 256
+    assert on_gpu == on_cpu + table - 2 * norms, "norms are bfloat16"
+
+
 def tensor_bytes() -> int:
     """Return the memory of all tensors."""
     gc.collect()

@@ -158,6 +158,9 @@ class ShadowPipeline:
     def spec_decode_metrics(self) -> None:
         """None: nothing is drafted."""
 
+    def use_device(self) -> None:
+        pass
+
     def is_alive(self) -> bool:
         """True unless `dies` is set."""
         return not self.dies

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from decoder import AudioDecoder, StreamingOptions, create_decoder
-from llm import FinishReason, Request
+from decoder.cuda.state_graphs import StateGraphs
+from llm import FinishReason, Request, TokenChunk
+from tests.decoder.cuda.test_graphs import repeat
 from tests.decoder.small_codecs import audio_of, random_codes, write_mimi, write_snac
 from tests.fakes import OffsetCodes
 from tests.tts.engine.audio_bench import OFFSET, EngineLog, in_loop, numbers, read, tokens
@@ -117,5 +119,33 @@ def test_streams_with_kept_states_do_not_mix(tmp_path) -> None:
         for name, codes in rows.items():
             got, alone = joined(await read(tasks[name])), audio_of(decoder, codes)
             assert np.abs(got - alone).max() < 5e-6 * np.abs(alone).max()
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR])
+def test_a_streams_state_is_given_back_before_its_audio_is_read(
+    tmp_path: Path, end: FinishReason
+) -> None:
+    write_mimi(tmp_path)
+    network = create_decoder(tmp_path, options={"stateful": True})
+    decoder = StateGraphs(network, repeat, num_states=4)
+    options = StreamingOptions((4, 8))
+
+    async def scenario() -> None:
+        speaking = Speaking(decoder)
+        task, other = (speaking.start(name, options) for name in "ab")
+        for each in (task, other):
+            tokens(each, *random_codes(decoder, 2))
+        speaking.run()
+        assert decoder.pool.num_free == 2
+        if end is FinishReason.ERROR:  # a code that the codec does not have
+            bad = (OFFSET + decoder.spec.codebook_size,)
+            speaking.worker.on_tokens(task, TokenChunk("a", bad * 8, output_tokens=16))
+        else:
+            tokens(task, *random_codes(decoder, 1), end=end)
+        speaking.run()
+        assert decoder.pool.num_free == 3
+        assert (await read(task))[-1].finish_reason is end
 
     in_loop(scenario)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +19,9 @@ from tests.tts.http.http_serving import (
     run_with_http,
     speech,
 )
-from tests.tts.serving import run
+from tests.tts.serving import run, serving
 from tts.config.server import ServerConfig
-from tts.factory import Service, create_service
+from tts.factory import Service, create_service, with_text_model
 from tts.http.endpoint import is_allowed_origin
 from tts.http.page import FILES, STATIC
 
@@ -102,6 +105,35 @@ def test_models_say_what_they_can_do(service: Service, text_checkpoint: Path) ->
         return found
 
     assert run(scenario()) == ["chat"]
+
+
+def test_a_chat_says_whether_it_can_be_spoken(service: Service, text_checkpoint: Path) -> None:
+    """By this server's voice or by a speech server, whose voices are listed then."""
+    settings = tiny_config(text_checkpoint, sampling={"enable_structured_output": True})
+
+    async def ask(served: HttpServing) -> tuple[list[str], list[Any]]:
+        models = (await served.client.get("/v1/models")).json()["data"]
+        names: list[str] = models[-1]["capabilities"]
+        return names, (await served.client.get("/v1/audio/voices")).json()["voices"]
+
+    async def scenario() -> None:
+        writing = create_service(settings)
+        async with http_serving(with_text_model(service, writing)) as served:
+            names, voices = await ask(served)
+            assert names == ["chat", "spoken_chat"]
+        async with AsyncExitStack() as speaking:
+            speaker = await speaking.enter_async_context(serving(service))
+            address = speaker.server.address
+            async with http_serving(writing, speech_server=address) as served:
+                assert await ask(served) == (["chat", "spoken_chat"], voices)
+                await speaking.aclose()
+                while "spoken_chat" in (await served.client.get("/v1/models")).text:
+                    await asyncio.sleep(0.02)
+                lost = await served.client.get("/v1/audio/voices")
+                assert lost.status_code == 503
+        await writing.client.close()
+
+    run(scenario())
 
 
 def test_the_own_page_may_speak_and_others_may_not(service: Service) -> None:

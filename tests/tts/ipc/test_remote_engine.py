@@ -23,7 +23,7 @@ from tests.tts.ipc.remote_engine import (
 )
 from tests.tts.ramp import RampClient
 from tts.engine.admission import Admission, AdmissionLimits
-from tts.engine.client import SpeechJob
+from tts.engine.client import Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import EngineLostError, PreconditionError, ServerBusyError, StreamLimitError
 from tts.ipc import engine_server, link
@@ -60,6 +60,30 @@ def test_remote_and_local_engines_give_the_same_output(
             ]
             assert again[0].logprobs
             assert one.codec == engine_client.codec
+            await served.until_idle()
+
+    run(scenario)
+
+
+def test_a_held_text_is_not_generated(engine_client: LocalEngineClient) -> None:
+    """Here and over endpoints; the text is the one without a hold."""
+
+    async def scenario() -> None:
+        whole = await read(engine_client, text("t", exactly=60))
+        async with remote_engine(engine_client, new_base()) as served:
+            for client in (engine_client, served.client):
+                hold = Hold()
+                chunks = client.generate(text("t", exactly=60), hold)
+                heard = [await anext(chunks)]
+                hold.set(is_set=True)
+                while not (await engine_client.status()).stats.paused:
+                    await asyncio.sleep(0.001)
+                await listen(client, speech("s", exactly=40))
+                assert (await engine_client.status()).stats.paused == 1
+                hold.set(is_set=False)
+                heard += [chunk async for chunk in chunks]
+                found = [token for chunk in heard for token in chunk.token_ids]
+                assert found == [token for chunk in whole for token in chunk.token_ids]
             await served.until_idle()
 
     run(scenario)

@@ -19,6 +19,7 @@ from llm import (
     TokenLogprob,
 )
 from tests.fakes import wait_until_idle
+from tts.engine.client import Hold
 from tts.errors import SynthesisError
 from tts.factory import Service
 from tts.families.base import Checkpoint
@@ -34,7 +35,9 @@ class Recorded:
         self.num_sent = 0
         self.is_closed = False
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         try:
             for chunk in self.chunks:
                 self.num_sent += 1

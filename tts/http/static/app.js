@@ -29,7 +29,7 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 /** The sound of the page. */
 export const player = new Player();
 
-let models = { speech: null, chat: null };
+let models = { speech: null, chat: null, spoken: null }; // spoken: the one whose answers can be heard
 let voices = [];
 let clip = null; // {audio: base64}
 let current = null; // AbortController of the speech that is being made
@@ -45,8 +45,8 @@ async function load() {
   try {
     const { data } = await (await call("v1/models")).json();
     const with_ = (name) => data.find((model) => model.capabilities.includes(name)) ?? null;
-    models = { speech: with_("speech"), chat: with_("chat") };
-    voices = models.speech ? (await (await call("v1/audio/voices")).json()).voices : [];
+    models = { speech: with_("speech"), chat: with_("chat"), spoken: with_("speech") ?? with_("spoken_chat") };
+    voices = models.spoken ? (await (await call("v1/audio/voices")).json()).voices : [];
   } catch (error) {
     report(error);
     if (error.status === 503) setTimeout(load, 2000);
@@ -57,7 +57,7 @@ async function load() {
   find("model").textContent = [models.speech, models.chat].filter(Boolean).map((m) => m.id).join(", ");
   find("imitate").hidden = !models.speech?.capabilities.includes("voice_cloning");
   find("has-chat").hidden = !models.chat;
-  find("side").hidden = find("player").hidden = !models.speech;
+  find("side").hidden = find("player").hidden = !models.spoken;
   for (const input of document.querySelectorAll("[value=text], [value=dialogue]")) {
     input.parentElement.hidden = !models.speech;
   }
@@ -130,14 +130,14 @@ class Line {
 function speechIn(voice) {
   const own = voice === CLIP ? { ref_audio: clip.audio, ref_text: find("transcript").value } : { voice };
   return {
-    model: models.speech.id,
+    ...(models.speech && { model: models.speech.id }),
     ...own,
     speed: Number(find("speed").value),
     seed: crypto.getRandomValues(new Uint32Array(1))[0],
   };
 }
 
-const timestamps = () => (models.speech.capabilities.includes("word_timestamps") ? "word" : "none");
+const timestamps = () => (models.spoken.capabilities.includes("word_timestamps") ? "word" : "none");
 
 /** Speak lines one after the other without gaps; each is requested while the one before is heard. */
 async function speak(lines, cancel) {
@@ -278,7 +278,7 @@ function chat(message) {
   const turn = { role: "assistant", content: "" };
   turns.push({ role: "user", content: message }, turn);
   const body = { model: models.chat.id, messages: turns.filter((found) => found.content), stream: true };
-  if (models.speech) {
+  if (models.spoken) {
     body.modalities = ["text", "audio"];
     body.audio = { ...speechIn(line.voice), format: "pcm16", timestamps: timestamps() };
   }
@@ -321,6 +321,7 @@ function showVoices(chosen = selected()) {
     const button = create("button", { type: "button", className: "play", textContent: "▶", title: `Play a sample of ${label}` });
     button.setAttribute("aria-label", button.title);
     button.onclick = () => speakText(sample, id);
+    button.hidden = !models.speech; // a speech server speaks chats only
     const name = create("span", {}, label, ...(detail ? [create("small", { textContent: detail })] : []));
     return create("div", { className: "voice" }, create("label", {}, input, name), button);
   });
