@@ -236,11 +236,6 @@ class StepOutput(Mapping[str, RequestOutput]):
         parts = (self.token_ids, self.failures, self.prompt_logprobs, self.embeddings)
         return dict.fromkeys(itertools.chain.from_iterable(parts))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the output consists of tokens only."""
-        return not (self.logprobs or self.failures or self.prompt_logprobs)
-
 
 class ReturnLogits(Enum):
     """Rows for which the language-model head is computed.

@@ -108,11 +108,6 @@ class SequenceCounters:
         self.token_gap_s = HistogramCounter(STEP_BOUNDS_S)
         self.cancel_s = HistogramCounter(CANCEL_BOUNDS_S)
 
-    def count_gaps(self, last_s: float | None, now: float, times: int) -> None:
-        """Count sequences that had a token `now` and the previous one at `last_s` (None: none)."""
-        if times and last_s is not None:
-            self.token_gap_s.observe(now - last_s, times)
-
     def snapshot(self) -> SequenceStats:
         """Return a snapshot of the counts."""
         return SequenceStats(

@@ -30,7 +30,9 @@ TILE = 64  # keys; a multiple of every vector length
 COPY_STEP = 4 * TILE  # capacities of context copies are multiples, so that buffers can be reused
 MAX_CACHED_VIEWS = 1024
 MAX_FREE_BUFFERS = 4
-ALIGNMENT = 64  # bytes: vector kernels may treat values before the first whole vector differently
+# Bytes; new tensors begin at a multiple. Vector kernels may treat values before the first whole
+# vector differently.
+ALIGNMENT = 64
 
 assert TAIL_SLOTS >= TILE
 
@@ -144,7 +146,8 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
 
     def forward(self, plan: SdpaPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See `AttentionBackend.forward`."""
-        key_value = self.pool.as_stored(key_value)
+        if key_value.dtype != self.pool.dtype:
+            key_value = self.pool.as_stored(key_value)
         self.pool.write(layer, plan.slots, key_value)
         for copy, position, first, last in plan.copies:
             copy.store(layer, position, key_value[first:last])
@@ -167,10 +170,10 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
             keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
         num_queries, soft_cap = span.num_queries, self.options.soft_cap
         if query.device.type == "cpu":  # one call for several may sum in another order
-            each = zip(query.split(1), mask.split(1), strict=True)
-            parts = [
-                attend_contiguous(_aligned(one), keys, values, seen, soft_cap) for one, seen in each
-            ]
+            parts = []
+            for one, seen in zip(query.split(1), mask.split(1), strict=True):
+                aligned = one.clone() if one.data_ptr() % ALIGNMENT else one
+                parts.append(attend_contiguous(aligned, keys, values, seen, soft_cap))
             return torch.cat(parts).reshape(num_queries, -1)
         if num_queries > 1:
             keys = keys.expand(num_queries, -1, -1, -1)
@@ -260,27 +263,29 @@ class SdpaBackend(AttentionBackend[SdpaPlan]):
         """Return [n, 1, 1, num_keys]: query i attends to the last `window` of its first `context` +
         i keys.
         """
+        longest = context + num_queries - 1
+        if longest > self._mask_reach:
+            self._extend_mask(2 * longest)
+        line, start = self._mask_line, self._mask_reach - context
         if num_queries == 1 and (window is None or context <= window):
-            line = self._line(context, num_keys).view(1, 1, 1, num_keys)
+            mask = line[start : start + num_keys].view(1, 1, 1, num_keys)
             # GPU kernels require masks that start at an aligned address.
-            return line if line.device.type == "cpu" else line.clone()
-        lines = torch.stack([self._line(context + i, num_keys) for i in range(num_queries)])
+            return mask if mask.device.type == "cpu" else mask.clone()
+        each = range(start, start - num_queries, -1)
+        lines = torch.stack([line[first : first + num_keys] for first in each])
         if window is not None and context + num_queries > window + 1:
             keys = torch.arange(num_keys, device=lines.device)
             first_seen = torch.arange(num_queries, device=lines.device) + (context - window)
             lines.masked_fill_(keys < first_seen[:, None], float("-inf"))
         return lines.view(num_queries, 1, 1, num_keys)
 
-    def _line(self, context: int, num_keys: int) -> Tensor:
-        """Return `context` zeros, then −inf, as a view of one long line of both."""
-        if context > self._mask_reach:
-            self._mask_reach = _round_up(2 * context, TILE)
-            zeros = torch.zeros(self._mask_reach)
-            line = torch.cat([zeros, torch.full((TILE,), float("-inf"))])
-            dtype = self.pool.dtype if self.pool.dtype.itemsize > 1 else torch.float32
-            self._mask_line = line.to(self.pool.device, dtype)  # float8 has no −inf
-        offset = self._mask_reach - context
-        return self._mask_line[offset : offset + num_keys]
+    def _extend_mask(self, context: int) -> None:
+        """Make the long line of zeros, then −inf, that masks are parts of: `context` zeros."""
+        self._mask_reach = _round_up(context, TILE)
+        zeros = torch.zeros(self._mask_reach)
+        line = torch.cat([zeros, torch.full((TILE,), float("-inf"))])
+        dtype = self.pool.dtype if self.pool.dtype.itemsize > 1 else torch.float32
+        self._mask_line = line.to(self.pool.device, dtype)  # float8 has no −inf
 
 
 def scratch_bytes(load: AttentionLoad) -> int:
@@ -293,11 +298,6 @@ def scratch_bytes(load: AttentionLoad) -> int:
     copied = load.num_rows * _round_up(load.expected_len + TILE, COPY_STEP) * token_bytes
     masks = load.num_tokens * _round_up(load.expected_len, TILE) * load.itemsize
     return copied + masks
-
-
-def _aligned(query: Tensor) -> Tensor:
-    """Return the same values at an aligned address, where new tensors begin."""
-    return query.clone() if query.data_ptr() % ALIGNMENT else query
 
 
 def _views(storage: list[Tensor], start: int, num_keys: int) -> LayerViews:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from llm.batch import ForwardMode, ScheduledBatch
 from llm.config.report import RunningPlan
@@ -118,10 +118,19 @@ class Engine:
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @overload
+    def submit(
+        self, request: Request, sink: None = None, arrival_s: float | None = None
+    ) -> TokenStream: ...
+
+    @overload
+    def submit(self, request: Request, sink: Sink, arrival_s: float | None = None) -> None: ...
+
     def submit(
         self, request: Request, sink: Sink | None = None, arrival_s: float | None = None
-    ) -> TokenStream:
-        """Queue a request; its chunks go to `sink` (on the engine thread) or into the stream.
+    ) -> TokenStream | None:
+        """Queue a request. Its chunks go to `sink`, on the engine thread; without one a stream of
+        them is returned.
 
         `arrival_s`: the time of `time.monotonic` from which it has waited (None: now).
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
@@ -131,7 +140,10 @@ class Engine:
         if self._admit is not None:
             self._admit(request)
         sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
-        stream = TokenStream(request.request_id, self.cancel, buffered=sink is None)
+        stream = None
+        if sink is None:
+            stream = TokenStream(request.request_id, self.cancel)
+            sink = stream.put
         with self._condition:
             if not self._is_accepting:
                 raise EngineStoppedError("the engine is draining or has stopped")
@@ -139,7 +151,7 @@ class Engine:
                 raise RequestError(f"request_id {request.request_id} is in use already")
             if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
-            self._sinks[request.request_id] = sink or stream.put
+            self._sinks[request.request_id] = sink
             self._post(lambda: self._intake.add(sequence))
         return stream
 
@@ -408,11 +420,11 @@ class EngineSteps:
         schedule_s = time.perf_counter() - started_s
         ended = self._scheduler.take_ended()
         self._deliver(ended)
-        if not batch and not self._in_flight:
+        if not batch.rows and not self._in_flight:
             if self._runs_empty and not ended:
                 self._run_empty(batch)
             return bool(ended)
-        if batch:
+        if batch.rows:
             self.counters.scheduled(batch, schedule_s)
             self._in_flight.append(batch)
         self._deliver(self._execute(batch))
@@ -458,7 +470,7 @@ class EngineSteps:
             done = self._in_flight.popleft()
             self.counters.executed(done, execute_s)
             chunks += self._scheduler.commit(done, output)
-        if batch and self._in_flight:
+        if batch.rows and self._in_flight:
             self._scheduler.launched(batch)
         return chunks
 
@@ -502,9 +514,11 @@ class IntakeQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Add a request whose id is not in use; it is admitted at once if the turn allows it."""
-        self._queue[sequence.request_id] = sequence
         if self._num_admissible:
-            self.admit(sequence.request_id)
+            self._num_admissible -= 1
+            self._scheduler.add(sequence)
+        else:
+            self._queue[sequence.request_id] = sequence
 
     def admit(self, request_id: str) -> None:
         """Admit one request, if it is in the queue, because a command refers to it."""
@@ -523,20 +537,17 @@ class IntakeQueue:
 
 
 class TokenStream:
-    """Handle of a submitted request; without a sink also a blocking iterator over its chunks."""
+    """Handle of a submitted request and blocking iterator over its chunks."""
 
-    def __init__(self, request_id: str, cancel: Callable[[str], None], buffered: bool) -> None:
+    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
         self.request_id = request_id
         self._cancel = cancel
-        self._chunks: queue.SimpleQueue[TokenChunk] | None = None
-        if buffered:
-            self._chunks = queue.SimpleQueue()
+        self._chunks: queue.SimpleQueue[TokenChunk] = queue.SimpleQueue()
         self._has_ended = False
 
     def put(self, chunk: TokenChunk) -> None:
         """Add a chunk; called by the engine."""
-        if self._chunks is not None:
-            self._chunks.put(chunk)
+        self._chunks.put(chunk)
 
     def cancel(self) -> None:
         """Cancel the request; its last chunk is still delivered."""
@@ -546,8 +557,6 @@ class TokenStream:
         return self
 
     def __next__(self) -> TokenChunk:
-        if self._chunks is None:
-            raise RuntimeError("this request's chunks go to its sink")
         if self._has_ended:
             raise StopIteration
         chunk = self._chunks.get()

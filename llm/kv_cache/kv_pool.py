@@ -100,8 +100,6 @@ class KVPool:
 
     def as_stored(self, key_value: Tensor) -> Tensor:
         """Convert keys and values to the pool's format; values out of range are clamped."""
-        if key_value.dtype == self.dtype:
-            return key_value
         if self.dtype.itemsize == 1:
             largest = torch.finfo(self.dtype).max
             key_value = key_value.clamp(-largest, largest)
@@ -109,7 +107,9 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, key_value: Tensor) -> None:
         """Store [T, 2, Hkv, D] keys and values in `slots` [T]."""
-        source = self.as_stored(key_value).flatten(1, 2).transpose(0, 1)
+        if key_value.dtype != self.dtype:
+            key_value = self.as_stored(key_value)
+        source = key_value.flatten(1, 2).transpose(0, 1)
         cells = self._cells[layer]
         if source.dtype != cells.dtype:
             source = source.view(cells.dtype)

@@ -158,19 +158,21 @@ class KVCacheManager:
             return None
         may_hit = self._caching and reads_cache
         max_hits = (len(token_ids) - 1) // self.page_size if may_hit else 0
-        path = self._cache.match(cache_salt, token_ids, max_hits)
+        path = self._cache.match(cache_salt, token_ids, max_hits) if max_hits else []
         num_on_device = sum(node.is_on_device for node in path)
         num_new = self.pages_for(len(token_ids)) - num_on_device
         num_revived = sum(node.locks == 0 for node in path[:num_on_device])
         if num_revived + num_new > self.room(watermark):
             return None
-        self._cache.lock(path)
+        if path:
+            self._cache.lock(path)
         taken = self._take(num_new)
         on_host = path[num_on_device:]
         if on_host:
             self._cache.restore(on_host, taken[: len(on_host)])
         shared = [node.page for node in path]
-        self._pool.retain(shared)
+        if shared:
+            self._pool.retain(shared)
         pages = array("i", shared + taken[len(on_host) :])
         if states is not None:
             pages = StatePages.of(pages, states.alloc())

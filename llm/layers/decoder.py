@@ -63,14 +63,15 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: LayerCache) -> None:
         """See `Layer`."""
-        self.finish(x, self.attention.attend(self.project(x), rotations, cache))
+        x.add_(self.attention(self.attention_norm(x), rotations, cache))
+        x.add_(self.mlp(self.mlp_norm(x)))
 
     def project(self, x: Tensor) -> Tensor:
-        """Return queries, keys and values [T, H + 2 × Hkv, D]."""
+        """Return queries, keys and values [T, H + 2 × Hkv, D]: all before the attention."""
         return self.attention.project(self.attention_norm(x))
 
     def finish(self, x: Tensor, attended: Tensor) -> None:
-        """Add to x the output of attended [T, H × D], then the MLP."""
+        """Add to x the output of attended [T, H × D], then the MLP: all after the attention."""
         x.add_(self.attention.output(attended))
         x.add_(self.mlp(self.mlp_norm(x)))
 
@@ -206,7 +207,8 @@ class SelfAttention:
 
     def output(self, attended: Tensor) -> Tensor:
         """Return [T, hidden] for attended [T, H × D]."""
-        return self.group.all_reduce(self.weights.output(attended))
+        partial = self.weights.output(attended)
+        return partial if self.group.size == 1 else self.group.all_reduce(partial)
 
 
 class GatedMLP:
@@ -222,7 +224,8 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T, hidden] for x [T, hidden]."""
-        return self.group.all_reduce(self.down(silu_and_multiply(self.gate_up(x))))
+        partial = self.down(silu_and_multiply(self.gate_up(x)))
+        return partial if self.group.size == 1 else self.group.all_reduce(partial)
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:

@@ -86,20 +86,13 @@ class RowLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        if self._values.dtype is FLOAT8:
-            rows = quantize_rows(x)
-            return self._product(rows.values.float()).mul_(rows.scales[:, None]).to(x.dtype)
-        return self._product(x.float()).to(x.dtype)
-
-    def _product(self, inputs: Tensor) -> Tensor:
+        rows = quantize_rows(x) if self._values.dtype is FLOAT8 else None
+        inputs = x.float() if rows is None else rows.values.float()
         if self._missing:
             inputs = F.pad(inputs, (0, self._missing))
-        if torch.compiler.is_compiling():
-            product: Tensor = torch.ops.sonant.multiply(
-                inputs, self._values, self._scales, self._minimums
-            )
-            return product
-        return self._multiply(inputs.contiguous(), self._values, self._scales, self._minimums)
+        multiply = torch.ops.sonant.multiply if torch.compiler.is_compiling() else self._multiply
+        product: Tensor = multiply(inputs.contiguous(), self._values, self._scales, self._minimums)
+        return (product if rows is None else product.mul_(rows.scales[:, None])).to(x.dtype)
 
 
 class InvariantLinear:

@@ -64,11 +64,16 @@ class CausalModel(PipelineModel[ScheduledRow]):
         if fed != forward_batch.query_lens:
             raise ValueError(f"the rows feed {fed} tokens, the cache {forward_batch.query_lens}")
         num_logits = self._num_logits(rows, return_n_logits)
+        logit_rows = None  # all tokens
+        if num_logits != list(fed):
+            wanted = zip(accumulate(fed), num_logits, strict=True)
+            tokens = [token for end, count in wanted for token in range(end - count, end)]
+            logit_rows = _index(tokens, forward_batch.positions.device)
         return ModelInputs(
             forward_batch=forward_batch,
             kv_cache_inputs=kv_cache_inputs,
             sampling_rows=tuple(index for index, row in enumerate(rows) if row.generates),
-            logit_rows=_last_rows(forward_batch, num_logits),
+            logit_rows=logit_rows,
             logit_offsets=tuple(accumulate(num_logits, initial=0)),
             adapters=tuple(row.lora for row in rows),
         )
@@ -200,19 +205,6 @@ def _echoed(
     start, end = model_outputs.logit_offsets[row : row + 2]
     fed = model_inputs.forward_batch.input_ids[start + 1 : end]
     return model_outputs.logits[start:end], torch.cat([fed, sampled.long()])
-
-
-def _last_rows(batch: ForwardBatch, counts: Sequence[int]) -> Tensor | None:
-    """Return the tokens that are among the last `counts` of their row; None if those are all
-    tokens.
-    """
-    if tuple(counts) == batch.query_lens:
-        return None
-    ends = batch.row_offsets[1:]
-    rows = [
-        token for end, count in zip(ends, counts, strict=True) for token in range(end - count, end)
-    ]
-    return _index(rows, batch.positions.device)
 
 
 def _index(rows: Sequence[int], device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
@@ -16,38 +17,41 @@ STEP_RANGES = {
     ForwardMode.MIXED: "mixed_batch",
     ForwardMode.IDLE: "empty_batch",
 }
-_OFF: AbstractContextManager[object] = nullcontext()
 
 
 class Profiler:
     """Ranges for torch's profiler and, on a GPU, NVTX ranges for NVIDIA's.
 
     `level` is off (no ranges), on (the phases of a step) or detailed (also their parts). `trace` is
-    called at the beginning of each batch.
+    called at the beginning of each batch. A range is a context manager; one that is off is a
+    `nullcontext`.
     """
 
     def __init__(
         self, level: str = "off", device: str = "cpu", trace: StepTrace | None = None
     ) -> None:
-        self.level = level
         self._trace = trace
         self._has_nvtx = device.startswith("cuda")
+        self.range: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Make a range "sonant.NAME"."""
+        self.detail: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """The same, at the level detailed only."""
+        self.step: Callable[[ForwardMode], AbstractContextManager[object]] = nullcontext
+        """Make a range around one batch of this kind."""
+        if level != "off":
+            self.range = self._range
+        if level == "detailed":
+            self.detail = self._range
+        if level != "off" or trace is not None:
+            self.step = self._step
 
-    def range(self, name: str, *, detail: bool = False) -> AbstractContextManager[object]:
-        """Return a context manager for a range "sonant.NAME"; `detail`: only at the level
-        detailed.
-        """
-        if self.level == "off" or (detail and self.level != "detailed"):
-            return _OFF
-        return self._range(f"sonant.{name}")
-
-    def step(self, mode: ForwardMode) -> AbstractContextManager[object]:
-        """Return a context manager for a range around one batch of this kind."""
+    def _step(self, mode: ForwardMode) -> AbstractContextManager[object]:
         if self._trace is not None:
             self._trace.step()
         return self.range(STEP_RANGES[mode])
 
     def _range(self, name: str) -> AbstractContextManager[object]:
+        name = f"sonant.{name}"
         recorded = torch.profiler.record_function(name)
         if not self._has_nvtx:
             return recorded

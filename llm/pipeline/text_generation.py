@@ -36,7 +36,7 @@ class TextGenerationPipeline(TextGenerationPipelineInterface):
     def run(self, batch: ScheduledBatch) -> StepOutput:
         """Run a batch's forwards and sample for its sampling rows; wait for the results."""
         with self.runner.session.profiler.step(batch.mode), torch.inference_mode():
-            if not batch:
+            if not batch.rows:
                 idle = self._stream.launch(lambda: self.runner.forward_idle().logits)
                 self._stream.download(idle).wait()
                 return StepOutput({})
@@ -118,15 +118,20 @@ class _MultiStepRun:
 
     def step(self) -> None:
         """Run one forward and sample for the sampling rows."""
-        if not self._rows:
-            self._read_prompts(self._runner.forward(self._inputs))
+        runner, rows = self._runner, self._rows
+        if not rows:
+            self._read_prompts(runner.forward(self._inputs))
             self.has_ended = True
             return
-        outputs, token_ids = self._run()
+        if self._has_grammar:
+            outputs, token_ids = self._run_with_grammar()
+        else:
+            plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
+            outputs, token_ids = runner.step(self._inputs, plan)
         if self._reads_prompts and not self._sampled:
             self._read_prompts(outputs)
         if self._is_scored:
-            entries = score_tokens(self._pipeline, self._rows, self._inputs, outputs, token_ids)
+            entries = score_tokens(self._pipeline, rows, self._inputs, outputs, token_ids)
             self._logprobs.append(entries)
         self._sampled.append(token_ids)
         if self._reads_each_step:
@@ -135,14 +140,11 @@ class _MultiStepRun:
         if len(self._sampled) == self._num_steps or self._have_all_stopped():
             self.has_ended = True
         else:
-            self._inputs = self._runner.prepare_next(token_ids, self._inputs)
+            self._inputs = runner.prepare_next(token_ids, self._inputs)
 
-    def _run(self) -> tuple[ModelOutputs, Tensor]:
-        """Run a forward and sample. Grammar masks are computed while the forward runs."""
+    def _run_with_grammar(self) -> tuple[ModelOutputs, Tensor]:
+        """Run a forward and sample. Masks are computed while the forward runs."""
         runner, rows = self._runner, self._rows
-        if not self._has_grammar:
-            plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
-            return runner.step(self._inputs, plan)
         outputs = runner.forward(self._inputs)
         mask = self._structured.mask(rows, list(map(as_ids, self._tokens)))
         self._failures.update(mask.failures)
@@ -166,11 +168,12 @@ class _MultiStepRun:
         """Return all sampled tokens of every row, in order."""
         if not self._sampled:
             return StepOutput({}, prompt_logprobs=self._prompt_logprobs, embeddings=self._vectors)
-        sampled = host_tokens(torch.cat(self._sampled))  # row by row of each step
-        count = len(self._rows)
-        token_ids = {
-            row.request_id: tuple(sampled[place::count]) for place, row in enumerate(self._rows)
-        }
+        tokens, count = self._tokens, len(self._rows)
+        if not self._reads_each_step:
+            sampled = host_tokens(torch.cat(self._sampled))  # row by row of each step
+            tokens = [sampled[place::count] for place in range(count)]
+        pairs = zip(self._rows, tokens, strict=True)
+        token_ids = {row.request_id: tuple(own) for row, own in pairs}
         logprobs = {}
         for place, row in enumerate(self._rows):
             entries = [by_row[place] for by_row in self._logprobs]

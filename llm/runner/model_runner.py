@@ -381,7 +381,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         the forward before the next `prepare`: a captured forward reads buffers that are filled
         here.
         """
-        with self.session.profiler.range("prepare", detail=True):
+        with self.session.profiler.detail("prepare"):
             graphs = self.graph_runner
             loaded = None if graphs is None else graphs.prepare(batch, awaited, sampled)
             if loaded is not None:
@@ -420,7 +420,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             return self._dispatch(batch)
         model = self.loaded_model
         self.forward_pass_id += 1
-        with self.session.profiler.range("forward", detail=True):
+        with self.session.profiler.detail("forward"):
             if self.graph_runner is not None and isinstance(batch, GraphInputs):
                 return self.graph_runner.replay(batch)
             outputs = model.execute(batch)
@@ -441,7 +441,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Return int32 [B] token ids, or [B, K] frames, for the rows of a plan of
         `self.token_sampler`.
         """
-        with self.session.profiler.range("sample", detail=True):
+        with self.session.profiler.detail("sample"):
             logits, states = outputs.next_token_logits, outputs.hidden_states
             return self.token_sampler.sample(logits, plan, states)
 
@@ -451,7 +451,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
             return (outputs := self.forward(inputs)), self.sample_tokens(outputs, plan)
         self.forward_pass_id += 1
-        with self.session.profiler.range("forward", detail=True):
+        with self.session.profiler.detail("forward"):
             outputs = graphs.replay(inputs, partial(self.token_sampler.load, plan))
             return outputs, graphs.tokens(inputs)
 
@@ -515,8 +515,7 @@ def batch_of_rows(
     """
     tokens = [token for row in rows for token in row.token_ids]
     columns: Any = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
-    places = _decoded(rows, page_size) if mode is ForwardMode.DECODE else _extended(rows, page_size)
-    numbers = np.array([*columns, *places], dtype=np.int64)
+    numbers = np.array([*columns, *_places(rows, page_size)], dtype=np.int64)
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
     vectors = None if num_ids == 1 else vectors_of(tokens)
     return ForwardBatch(
@@ -533,21 +532,17 @@ def batch_of_rows(
     )
 
 
-def _decoded(rows: Sequence[ScheduledRow], size: int) -> tuple[Any, Any]:
-    """Return the position and the slot of the one token of each row."""
-    positions, slots = [], []
-    for row in rows:
-        position = row.start
-        positions.append(position)
-        slots.append(row.pages[position // size] * size + position % size)
-    return positions, slots
-
-
-def _extended(rows: Sequence[ScheduledRow], size: int) -> tuple[Any, Any]:
+def _places(rows: Sequence[ScheduledRow], size: int) -> tuple[list[int], list[int]]:
     """Return the position and the slot of each token."""
-    positions = [np.arange(row.start, row.context_len) for row in rows]
-    slots = [
-        np.asarray(row.pages, dtype=np.int64)[position // size] * size + position % size
-        for row, position in zip(rows, positions, strict=True)
-    ]
-    return np.concatenate(positions), np.concatenate(slots)
+    positions: list[int] = []
+    slots: list[int] = []
+    for row in rows:
+        start, pages = row.start, row.pages
+        if len(row.token_ids) == 1:
+            positions.append(start)
+            slots.append(pages[start // size] * size + start % size)
+        else:
+            each = np.arange(start, start + len(row.token_ids))
+            positions += each.tolist()
+            slots += (np.asarray(pages)[each // size] * size + each % size).tolist()
+    return positions, slots

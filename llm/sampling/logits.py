@@ -168,7 +168,8 @@ class SamplingGroup:
 
     def sample(self, logits: Tensor) -> Tensor:
         """Return token ids [n] for the logits [n, V] of the rows."""
-        allowed = self.candidates.take(logits)
+        is_whole = self.candidates.ranges == ((0, logits.shape[1]),)
+        allowed = logits if is_whole else self.candidates.take(logits)
         match self.method:
             case Method.GREEDY:
                 columns = allowed.argmax(dim=1)
@@ -178,14 +179,16 @@ class SamplingGroup:
                 columns = sample_top_p(allowed, self)
             case Method.ANY:
                 columns = sample_any(allowed, self)
-        return self.candidates.ids_of(columns)
+        return columns if is_whole else self.candidates.ids_of(columns)
 
 
 def sample_top_k(logits: Tensor, group: SamplingGroup) -> Tensor:
     """Draw a column [B] of each row of logits [B, W] from its `top_k` best."""
     values, columns = torch.topk(logits, min(group.top_k, logits.shape[1]), dim=1)
     probabilities = torch.softmax(values.double() / group.temperature, dim=1)
-    return columns.gather(1, _pick_sorted(probabilities, group)).flatten()
+    if group.cuts:
+        probabilities = cut_sorted(probabilities, group)
+    return columns.gather(1, pick(probabilities, group.uniform)).flatten()
 
 
 def sample_top_p(logits: Tensor, group: SamplingGroup) -> Tensor:
@@ -196,13 +199,15 @@ def sample_top_p(logits: Tensor, group: SamplingGroup) -> Tensor:
     probabilities = probabilities_of(logits, group)
     width = logits.shape[1]
     best = torch.topk(probabilities, min(HEAD_SIZE, width), dim=1)
-    columns = best.indices.gather(1, _pick_sorted(best.values, group)).flatten()
+    picked = pick(cut_sorted(best.values, group), group.uniform)
+    columns = best.indices.gather(1, picked).flatten()
     if width > HEAD_SIZE:
         reached = best.values.sum(1, dtype=torch.float64)
         wide = (reached < group.top_p.flatten()).nonzero().flatten()
         if len(wide):
             values, order = probabilities[wide].sort(dim=1, descending=True, stable=True)
-            picked = _pick_sorted(values, group.of(wide))
+            others = group.of(wide)
+            picked = pick(cut_sorted(values, others), others.uniform)
             columns[wide] = order.gather(1, picked).flatten()
     return columns
 
@@ -220,18 +225,12 @@ def probabilities_of(logits: Tensor, group: SamplingGroup) -> Tensor:
     return torch.softmax(logits / group.temperature.to(logits.dtype), dim=1)
 
 
-def _pick_sorted(probabilities: Tensor, group: SamplingGroup) -> Tensor:
-    """Draw a column [B, 1] of descending probabilities [B, K], after cutting to top_p and min_p."""
-    return pick(cut_sorted(probabilities, group), group.uniform)
-
-
 def cut_sorted(probabilities: Tensor, group: SamplingGroup) -> Tensor:
     """Return descending probabilities [B, K] in which those that top_p and min_p drop are 0.
 
-    top_p keeps every token before which less than top_p has accumulated: always the first.
+    top_p keeps every token before which less than top_p has accumulated: always the first. For a
+    group whose parameters can drop tokens (`cuts`).
     """
-    if not group.cuts:
-        return probabilities
     before = probabilities.cumsum(1, dtype=torch.float64) - probabilities
     kept = (before < group.top_p) & (probabilities >= group.min_p * probabilities[:, :1])
     return probabilities.where(kept, 0.0)

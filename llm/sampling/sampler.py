@@ -154,7 +154,7 @@ class Sampler(TokenSampler[SamplingPlan]):
         """Group rows by their `allowed` candidates and their method; `uniform` float64 [rows]."""
         members: dict[tuple[Candidates, Method, int], list[int]] = {}
         for place, row in enumerate(rows):
-            members.setdefault((allowed[place], *_method(row.sampling)), []).append(place)
+            members.setdefault((allowed[place], *method_of(row.sampling)), []).append(place)
         return tuple(self._group(key, places, rows, uniform) for key, places in members.items())
 
     def _group(
@@ -240,13 +240,9 @@ def has_penalties(sampling: SamplingParams) -> bool:
     )
 
 
-def is_greedy(sampling: SamplingParams) -> bool:
-    """Whether the most likely token is always chosen."""
-    return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
-
-
-def _method(sampling: SamplingParams) -> tuple[Method, int]:
-    if is_greedy(sampling):
+def method_of(sampling: SamplingParams) -> tuple[Method, int]:
+    """Return how a row is sampled, and its top_k for `Method.TOP_K`."""
+    if sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1:
         return Method.GREEDY, 0
     if sampling.top_k > 0:
         return Method.TOP_K, sampling.top_k
@@ -296,4 +292,6 @@ def _weights(group: SamplingGroup, allowed: Tensor) -> Tensor:
     else:
         plain = probabilities_of(allowed, group)
         probabilities, columns = plain.sort(dim=1, descending=True, stable=True)
-    return weights.scatter_(1, columns, cut_sorted(probabilities, group).double())
+    if group.cuts:
+        probabilities = cut_sorted(probabilities, group)
+    return weights.scatter_(1, columns, probabilities.double())

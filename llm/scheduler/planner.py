@@ -27,13 +27,19 @@ PREEMPTION_LOG_INTERVAL_S = 1.0
 _new = tuple.__new__
 
 
-class _BatchBuilder:
-    """A batch that is being filled."""
+class Step:
+    """A batch with the sequences of its rows, because request ids may be reused before it ends.
+
+    `BatchPlanner` fills it; afterwards `batch` has its rows.
+    """
+
+    batch: ScheduledBatch
 
     def __init__(self, budget: TokenBudget) -> None:
         self.budget = budget
+        self.is_launched = False
         self.rows: list[ScheduledRow] = []
-        self.sequences: list[Sequence] = []  # sequences of the rows
+        self.sequences: list[Sequence] = []
         self.num_prompts = 0
         self.num_steps = 1
         self.is_plain = True
@@ -42,7 +48,7 @@ class _BatchBuilder:
         self,
         candidates: list[Sequence],
         page_size: int,
-        grow: Callable[[Sequence, _BatchBuilder], bool],
+        grow: Callable[[Sequence, Step], bool],
     ) -> None:
         """Add a row for each sequence that has the pages, or can `grow`.
 
@@ -99,7 +105,8 @@ class _BatchBuilder:
         self.num_prompts += 1
         self.is_plain = self.is_plain and sequence.is_plain
 
-    def finish(self) -> ScheduledBatch:
+    def finish(self) -> Step:
+        """Make the batch of the rows."""
         if not self.rows:
             mode = ForwardMode.IDLE
         elif not self.num_prompts:
@@ -109,7 +116,12 @@ class _BatchBuilder:
         else:
             mode = ForwardMode.EXTEND
         num_steps = 1 if self.num_prompts else self.num_steps
-        return ScheduledBatch(tuple(self.rows), mode, num_steps, self.is_plain)
+        self.batch = ScheduledBatch(tuple(self.rows), mode, num_steps, self.is_plain)
+        return self
+
+    def pairs(self) -> zip[tuple[ScheduledRow, Sequence]]:
+        """Return pairs of rows and sequences."""
+        return zip(self.rows, self.sequences, strict=True)
 
 
 class BatchPlanner:
@@ -128,56 +140,55 @@ class BatchPlanner:
         self._clock = clock
         self._logged_s = float("-inf")
         self._ahead = False
+        fitting = kv_manager.total_pages * kv_manager.page_size
+        self._longest = min(fitting, limits.max_total_tokens or fitting)  # that can ever run
         self.policy = PrefillPolicy(limits, table, clock)
         self.adapters = ActiveAdapters()
         self.num_preemptions = 0
-        self.sequences: tuple[Sequence, ...] = ()  # of the rows of the last batch
         # Sequences that can never run, with the reason; the caller ends them.
         self.failed: list[tuple[Sequence, str]] = []
 
-    def plan(self, *, ahead: bool = False) -> ScheduledBatch:
-        """Return the next batch; empty when nothing can run, or while a prefill waits for more
-        requests.
+    def plan(self, *, ahead: bool = False) -> Step:
+        """Return the next step. Its batch is empty when nothing can run, or while a prefill waits
+        for more requests.
 
         `ahead`: a batch is running. Then no sequence of it is preempted and none fails for lack of
         pages: where that could be necessary the batch is empty, and is planned again when nothing
         runs.
         """
         self._ahead = ahead
+        policy, step = self.policy, Step(TokenBudget(self._limits, self._kv.page_size))
         if ahead and not self._pages_suffice():
-            return ScheduledBatch((), ForwardMode.IDLE)
-        policy, builder = self.policy, _BatchBuilder(TokenBudget(self._limits, self._kv.page_size))
+            return step.finish()
         can_prefill = policy.can_prefill()
         if self._limits.in_flight_batching:
-            self._add_decode_rows(builder, policy.decode_order())
+            self._add_decode_rows(step, policy.decode_order())
             decoded_all = True
             if can_prefill:
-                self._add_prompts(builder)
+                self._add_prompts(step)
         else:
             first = policy.first_decode()
             if can_prefill and not first:
-                self._add_prompts(builder)
-            decoded_all = not builder.rows and not first
-            if not builder.rows:
-                self._add_decode_rows(builder, first or policy.decode_order())
-        prompts = builder.sequences[len(builder.sequences) - builder.num_prompts :]
+                self._add_prompts(step)
+            decoded_all = not step.rows and not first
+            if not step.rows:
+                self._add_decode_rows(step, first or policy.decode_order())
+        prompts = step.sequences[len(step.sequences) - step.num_prompts :]
         policy.planned(prompts, decoded_all)
-        self.sequences = tuple(builder.sequences)
-        return builder.finish()
+        return step.finish()
 
-    def _add_decode_rows(self, builder: _BatchBuilder, in_order: Iterable[Sequence]) -> None:
+    def _add_decode_rows(self, step: Step, in_order: Iterable[Sequence]) -> None:
         candidates = list(itertools.islice(in_order, self._limits.max_batch_size))
         if not candidates:
             return
         if self._limits.max_num_steps > 1:
-            builder.num_steps = self._num_steps(candidates)
-        builder.add_decode_rows(candidates, self._kv.page_size, self._grow)
-        context_tokens = 0
+            step.num_steps = self._num_steps(candidates)
+        step.add_decode_rows(candidates, self._kv.page_size, self._grow)
+        budget = step.budget
+        budget.active_tokens += len(step.rows)
         if self._limits.max_total_tokens is not None:
-            context_tokens = sum(
-                builder.budget.context_cost(row.context_len) for row in builder.rows
-            )
-        builder.budget.add_decode_rows(len(builder.rows), context_tokens)
+            costs = (budget.context_cost(row.context_len) for row in step.rows)
+            budget.context_tokens += sum(costs)
 
     def _pages_suffice(self) -> bool:
         """Whether every decoding row can have its next page."""
@@ -194,68 +205,57 @@ class BatchPlanner:
         useful = max(sequence.remaining_tokens for sequence in candidates)
         return max(1, min(most, room, useful))
 
-    def _grow(self, sequence: Sequence, builder: _BatchBuilder) -> bool:
+    def _grow(self, sequence: Sequence, step: Step) -> bool:
         """Claim pages for the row's tokens, preempting younger sequences if necessary."""
         request_id, num_tokens = sequence.request_id, len(sequence.tokens)
-        if self._kv.extend(request_id, num_tokens + builder.num_steps - 1):
+        if self._kv.extend(request_id, num_tokens + step.num_steps - 1):
             return True
-        builder.num_steps = 1  # a shorter turn costs less than a preemption
+        step.num_steps = 1  # a shorter turn costs less than a preemption
         while not self._kv.extend(request_id, num_tokens):
             victim = next(self._victims(for_decode=sequence), None)
             if victim is not None:
                 self._preempt(victim)
                 continue
-            if not builder.rows and not self._ahead and not self._kv.num_transfers:
+            if not step.rows and not self._ahead and not self._kv.num_transfers:
                 self._fail(sequence)
             return False
         return True
 
-    def _add_prompts(self, builder: _BatchBuilder) -> None:
-        limit = self._limits.max_adapters
-        if limit is None:
-            self._add_admitted(builder, None)
-            return
-        admission = AdapterAdmission(limit, self.adapters.names, self._table.pending, self._clock())
-        self._add_admitted(builder, admission)
-        admission.close()
-
-    def _add_admitted(self, builder: _BatchBuilder, adapters: AdapterAdmission | None) -> None:
-        """Add prompts, from the front of the queue on; `adapters` None: any adapters may run."""
-        pending, budget = self._table.pending, builder.budget
-        while pending and self._has_row(builder) and (adapters is None or adapters.skip_waiting()):
+    def _add_prompts(self, step: Step) -> None:
+        """Add prompts, from the front of the queue on, as long as there are rows and tokens."""
+        pending, budget, limits = self._table.pending, step.budget, self._limits
+        adapters = None  # any adapters may run
+        if limits.max_adapters is not None:
+            active, now = self.adapters.names, self._clock()
+            adapters = AdapterAdmission(limits.max_adapters, active, pending, now)
+        num_free = limits.max_batch_size - len(step.rows)
+        room = min(num_free, limits.max_decoding - len(self._table.decoding))
+        while step.num_prompts < room and (adapters.skip_waiting() if adapters else pending):
             sequence = pending.peek()
             num_tokens = len(sequence.tokens)
-            if not self._can_ever_run(sequence, budget):
+            if num_tokens > self._longest:
                 self._fail(sequence)
                 continue
             # At least one token is fed, however much of the prompt is cached.
             if budget.decide(1, num_tokens) is BudgetDecision.EXHAUSTED:
-                return
-            if not sequence.pages and not self._claim(sequence, builder):
-                return
+                break
+            if not sequence.pages and not self._claim(sequence, step):
+                break
             self._table.prefill_next()
             sequence.mark_scheduled(self._clock())
             num_left = sequence.extend_end - sequence.processed
             decision = budget.decide(num_left, num_tokens)
-            builder.add_prompt(sequence, budget.take(num_left, num_tokens))
+            step.add_prompt(sequence, budget.take(num_left, num_tokens))
             if decision is not BudgetDecision.AVAILABLE:
-                return
+                break
+        if adapters is not None:
+            adapters.close()
 
-    def _has_row(self, builder: _BatchBuilder) -> bool:
-        num_decoding = len(self._table.decoding) + builder.num_prompts
-        limits = self._limits
-        return len(builder.rows) < limits.max_batch_size and num_decoding < limits.max_decoding
-
-    def _can_ever_run(self, sequence: Sequence, budget: TokenBudget) -> bool:
-        num_tokens = len(sequence.tokens)
-        fits_pool = self._kv.pages_for(num_tokens) <= self._kv.total_pages
-        return fits_pool and budget.fits_alone(num_tokens)
-
-    def _claim(self, sequence: Sequence, builder: _BatchBuilder) -> bool:
+    def _claim(self, sequence: Sequence, step: Step) -> bool:
         """Claim pages for all known tokens. The watermark does not apply when no sequence is
         active.
         """
-        is_idle = not (builder.rows or self._table.decoding or self._ahead)
+        is_idle = not (step.rows or self._table.decoding or self._ahead)
         watermark = 1.0 if is_idle else self._limits.watermark
         num_hits = self._try_claim(sequence, watermark)
         if num_hits is None:
@@ -446,20 +446,11 @@ class TokenBudget:
         self._context_capacity = limits.max_total_tokens
         self._page_size = page_size
         self.active_tokens = 0
-        self.context_tokens = 0
-
-    def add_decode_rows(self, num_rows: int, context_tokens: int) -> None:
-        """Count rows that the batch contains regardless of their cost."""
-        self.active_tokens += num_rows
-        self.context_tokens += context_tokens
+        self.context_tokens = 0  # counted if they are limited
 
     def context_cost(self, num_tokens: int) -> int:
         """Return the resident tokens of a sequence of `num_tokens`: whole pages."""
         return -(-num_tokens // self._page_size) * self._page_size
-
-    def fits_alone(self, num_tokens: int) -> bool:
-        """Whether a sequence of `num_tokens` can ever run, alone in its batch."""
-        return self._context_capacity is None or num_tokens <= self._context_capacity
 
     def decide(self, num_tokens: int, context_len: int) -> BudgetDecision:
         """Decide on a prompt that feeds `num_tokens` and then has `context_len` tokens."""
@@ -479,7 +470,7 @@ class TokenBudget:
         if left > 0:
             return BudgetDecision.AVAILABLE
         # Rounding up to whole pages must not exclude a sequence that fits by itself.
-        alone = self.active_tokens == 0 and self.fits_alone(context_len)
+        alone = self.active_tokens == 0 and context_len <= capacity
         return BudgetDecision.REACHED if left == 0 or alone else BudgetDecision.EXHAUSTED
 
     def take(self, num_tokens: int, context_len: int) -> int:
@@ -488,7 +479,8 @@ class TokenBudget:
         if self._chunked:
             granted = min(num_tokens, self._capacity - self.active_tokens)
         self.active_tokens += granted
-        self.context_tokens += self.context_cost(context_len)
+        if self._context_capacity is not None:
+            self.context_tokens += self.context_cost(context_len)
         return granted
 
     def __repr__(self) -> str:

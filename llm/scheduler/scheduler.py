@@ -14,13 +14,12 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, Token, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
-from llm.scheduler.planner import BatchPlanner
+from llm.scheduler.planner import BatchPlanner, Step
 from llm.scheduler.table import SequenceTable
 from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
 from llm.stats import SequenceCounters, SequenceStats
@@ -162,15 +161,15 @@ class Scheduler:
         Commit or fail it before the next call; when planning ahead, launch it.
         """
         num_in_flight = self._in_flight.check_room()
-        batch = self._planner.plan(ahead=num_in_flight > 0)
+        step = self._planner.plan(ahead=num_in_flight > 0)
         if self._planner.failed:
             now = self._clock()
             for sequence, message in self._planner.failed:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
-        if batch:
-            self._in_flight.add(batch, self._planner.sequences)
-        return batch
+        if step.rows:
+            self._in_flight.add(step)
+        return step.batch
 
     def launched(self, batch: ScheduledBatch) -> None:
         """Mark a batch as running, so that the next one can be planned before its results arrive.
@@ -208,12 +207,14 @@ class Scheduler:
         step = self._in_flight.take(batch)
         if now is None:
             now = self._clock()
-        if batch.num_steps == 1 and output.is_plain:
+        has_more = output.logprobs or output.failures or output.prompt_logprobs
+        if batch.num_steps == 1 and not has_more:
             found, gaps = take_tokens(
                 step.sequences, output.token_ids, now, is_launched=step.is_launched
             )
             for last_s, times in gaps:
-                self._counters.count_gaps(last_s, now, times)
+                if last_s is not None:
+                    self._counters.token_gap_s.observe(now - last_s, times)
         else:
             found = [None] * len(step.sequences)
         for place, chunk in enumerate(found):
@@ -221,8 +222,8 @@ class Scheduler:
                 row, sequence = batch.rows[place], step.sequences[place]
                 found[place] = self._commit_row(row, sequence, step, output, now)
         chunks = [chunk for chunk in found if chunk is not None]
-        if released := self._in_flight.release_ended(step):
-            self._note_released(released)
+        if self._in_flight.ended:
+            self._note_released(self._in_flight.release_ended(step))
         return chunks
 
     def _commit_row(
@@ -290,7 +291,8 @@ class Scheduler:
         if sequence.token_s is None:
             sequence.mark_first_token(now)
             self._counters.first_token_s.observe(now - sequence.arrival_s)
-        self._counters.count_gaps(sequence.token_s, now, 1)
+        else:
+            self._counters.token_gap_s.observe(now - sequence.token_s)
         sequence.token_s = now
         logprobs = output.logprobs.get(sequence.request_id, ()) if output.logprobs else ()
         num_accepted, reason = 0, None
@@ -376,7 +378,7 @@ class Scheduler:
             if self._kv.has_claim(request_id) != bool(sequence.pages):
                 raise AssertionError(f"{sequence!r}: does not match the KV manager")
         num_holders = sum(bool(sequence.pages) for sequence in self._table)
-        if self._kv.num_claims != num_holders + self._in_flight.num_ended:
+        if self._kv.num_claims != num_holders + len(self._in_flight.ended):
             raise AssertionError(f"{self!r}: pages of a request that has ended")
 
     def __repr__(self) -> str:
@@ -395,19 +397,6 @@ def _without(
     return tuple(token_ids[index] for index in kept), kept_logprobs
 
 
-@dataclass(eq=False, slots=True)
-class Step:
-    """A batch and the sequences of its rows, because request ids may be reused before it ends."""
-
-    batch: ScheduledBatch
-    sequences: tuple[Sequence, ...]
-    is_launched: bool = False
-
-    def pairs(self) -> zip[tuple[ScheduledRow, Sequence]]:
-        """Return pairs of rows and sequences."""
-        return zip(self.batch.rows, self.sequences, strict=True)
-
-
 class StepsInFlight:
     """Steps that are not committed yet, in the order of scheduling, which is that of commits."""
 
@@ -415,7 +404,8 @@ class StepsInFlight:
         self._kv = kv_manager
         self._limit = limit
         self._steps: deque[Step] = deque()
-        self._ended: dict[Sequence, str] = {}  # ended sequences whose pages a step still writes to
+        self.ended: dict[Sequence, str] = {}
+        """Ended sequences whose pages a step still writes to, with the names of their claims."""
         self._departures = itertools.count()
 
     def check_room(self) -> int:
@@ -426,9 +416,9 @@ class StepsInFlight:
             raise RuntimeError("the last batch was not launched")
         return len(self._steps)
 
-    def add(self, batch: ScheduledBatch, sequences: tuple[Sequence, ...]) -> None:
-        """Add a batch that was scheduled."""
-        self._steps.append(Step(batch, sequences))
+    def add(self, step: Step) -> None:
+        """Add a step that was planned."""
+        self._steps.append(step)
 
     def newest(self, batch: ScheduledBatch) -> Step:
         """Return the step of a batch that is about to be launched."""
@@ -456,30 +446,23 @@ class StepsInFlight:
         """
         name = f"{sequence.request_id}/departed-{next(self._departures)}"
         self._kv.rename(sequence.request_id, name)
-        self._ended[sequence] = name
+        self.ended[sequence] = name
 
     def release_ended(self, step: Step) -> list[Sequence]:
         """Free the pages of ended sequences that no step holds any more; return those sequences."""
         released: list[Sequence] = []
-        if not self._ended:
-            return released
         for sequence in step.sequences:
-            if not sequence.in_flight and sequence in self._ended:
-                name = self._ended.pop(sequence)
+            if not sequence.in_flight and sequence in self.ended:
+                name = self.ended.pop(sequence)
                 self._kv.release(name, sequence.tokens, sequence.processed)
                 sequence.pages = ()
                 released.append(sequence)
         return released
-
-    @property
-    def num_ended(self) -> int:
-        """Number of ended sequences that still hold pages."""
-        return len(self._ended)
 
     def counts(self) -> Counter[Sequence]:
         """Return the number of steps that hold each sequence."""
         return Counter(sequence for step in self._steps for sequence in step.sequences)
 
     def __repr__(self) -> str:
-        rows = " + ".join(str(len(step.batch.rows)) for step in self._steps)
+        rows = " + ".join(str(len(step.rows)) for step in self._steps)
         return f"{rows} rows running" if rows else "idle"

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from llm.batch import ScheduledRow
-from llm.sampling.logits import pick
+from llm.sampling.logits import Method, pick
 from llm.sampling.rng import uniforms
-from llm.sampling.sampler import SamplingPlan, distribution, is_greedy
+from llm.sampling.sampler import SamplingPlan, distribution, method_of
 
 ACCEPT_STREAM = 0x8CB92BA72F3D8DD7  # selects another stream of random numbers of a seed
 TYPICAL_THRESHOLD = 0.09  # epsilon of the paper, whose square root is delta
@@ -95,7 +95,8 @@ def logit_comparison(drafted: Drafted) -> Tensor:
 
 def _without_greedy_rows(drafted: Drafted, is_accepted: Tensor) -> Tensor:
     greedy_rows = torch.tensor(
-        [is_greedy(row.sampling) for row in drafted.rows], device=is_accepted.device
+        [method_of(row.sampling)[0] is Method.GREEDY for row in drafted.rows],
+        device=is_accepted.device,
     )
     return torch.where(is_accepted & ~greedy_rows, drafted.token_ids, drafted.target_tokens)
 

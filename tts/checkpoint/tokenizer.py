@@ -209,17 +209,17 @@ class IncrementalDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drops_space = tokenizer.drops_first_space
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Return the text that is complete with these ids."""
-        return self._text(b"".join(map(self._tokenizer.token_bytes, ids)), final=False)
+    def push(self, ids: Iterable[int], *, is_last: bool = False) -> str:
+        """Return the text that is complete with these ids.
 
-    def finish(self) -> str:
-        """Return U+FFFD for an unfinished character, or nothing."""
-        return self._text(b"", final=True)
-
-    def _text(self, data: bytes, *, final: bool) -> str:
-        text = self._utf8.decode(data, final)
+        With the last ones an unfinished character is U+FFFD.
+        """
+        text = self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, ids)), is_last)
         if self._drops_space and text:
             self._drops_space = False
             text = text.removeprefix(" ")
         return text
+
+    def finish(self) -> str:
+        """Return U+FFFD for an unfinished character, or nothing."""
+        return self.push((), is_last=True)

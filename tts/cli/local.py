@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from decoder import DecoderConfigError, DecoderError
-from llm import CheckpointError, ConfigError, FinishReason, LLMError, SamplingParams
+from llm import CheckpointError, ConfigError, FinishReason, LLMError, Request, SamplingParams
 from tts.api.load import LIMITS, load_service
 from tts.checkpoint.chat import ChatMessage, ChatRole
 from tts.cli.client import ResponseTooLongError, SayError
@@ -17,7 +17,7 @@ from tts.factory import Service
 from tts.server.speech_api import SpeechApi
 from tts.server.status import rule_of
 from tts.server.wire.speech import to_fields, to_session_response, to_voice
-from tts.textgen.generator import TextGenerator, TextRequest
+from tts.textgen.generator import TextGenerator
 from tts.v1 import speech_pb2
 
 
@@ -80,7 +80,7 @@ class LocalClient:
         )
         with _errors():
             prompt = service.prompts.chat_prompt([ChatMessage(ChatRole.USER, message)])
-            request = TextRequest("say", prompt, sampling)
+            request = Request("say", prompt, sampling)
             writer = TextGenerator(service.client, service.prompts)
             async with aclosing(writer.write(request)) as pieces:
                 async for piece in pieces:

@@ -35,6 +35,10 @@ class AdmissionLimits:
     max_per_client: int
 
 
+def _ignore(num_running: int, num_waiting: int) -> None:
+    pass
+
+
 class Admission:
     """First-come, first-served admission of calls within the limits.
 
@@ -42,7 +46,7 @@ class Admission:
     """
 
     def __init__(
-        self, limits: AdmissionLimits, on_change: Callable[[int, int], None] | None = None
+        self, limits: AdmissionLimits, on_change: Callable[[int, int], None] = _ignore
     ) -> None:
         self._limits = limits
         self._on_change = on_change
@@ -82,7 +86,11 @@ class Admission:
             )
         self._per_client[client] += 1
         try:
-            await self._take_slot()
+            if self.running < self._limits.max_running:
+                self.running += 1
+                self._on_change(self.running, len(self._waiters))
+            else:
+                await self._wait_for_slot()
             started = time.monotonic()
             try:
                 yield
@@ -102,11 +110,7 @@ class Admission:
         # A cancelled call leaves the queue slightly before its client's count decreases.
         assert self.running + self.waiting <= self._per_client.total(), self
 
-    async def _take_slot(self) -> None:
-        if self.running < self._limits.max_running:
-            self.running += 1
-            self._changed()
-            return
+    async def _wait_for_slot(self) -> None:
         if self.waiting >= self._limits.max_waiting:
             raise ServerBusyError(
                 f"{self.running} requests run and {self.waiting} wait; try again later",
@@ -115,7 +119,7 @@ class Admission:
             )
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(slot)
-        self._changed()
+        self._on_change(self.running, len(self._waiters))
         try:
             await slot
         except asyncio.CancelledError:
@@ -124,7 +128,7 @@ class Admission:
             else:
                 with suppress(ValueError):  # a hand-over may have skipped and removed it already
                     self._waiters.remove(slot)
-                self._changed()
+                self._on_change(self.running, len(self._waiters))
             raise
 
     def _hand_over(self) -> None:
@@ -135,8 +139,4 @@ class Admission:
                 break
         else:
             self.running -= 1
-        self._changed()
-
-    def _changed(self) -> None:
-        if self._on_change is not None:
-            self._on_change(self.running, len(self._waiters))
+        self._on_change(self.running, len(self._waiters))

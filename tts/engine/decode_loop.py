@@ -64,7 +64,7 @@ class EngineControl(Protocol):
 class RangeProfiler(Protocol):
     """Profiler with named ranges, such as `llm.Profiler`."""
 
-    def range(self, name: str) -> AbstractContextManager[object]: ...
+    range: Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +191,23 @@ class DecodeLoop:
     def after_step(self) -> bool:
         """Run one turn; return whether there may be more work."""
         try:
-            return self._turn()
+            dirty = self._dirty
+            for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
+                self._review(task)
+            if self._ready or self._launched:
+                self._render()
+            return bool(self._ready or self._launched or self._dirty)
         finally:
             self.wakeups.flush()
 
-    def _turn(self) -> bool:
-        dirty = self._dirty
-        for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
-            self._review(task)
+    def _render(self) -> None:
+        """Launch at most one batch, and deliver those that are rendered."""
         rendered = self._rendered()
         if self._ready and len(self._launched) < MAX_LAUNCHED:
             self.wakeups.flush()  # text readers need not wait while a CPU renders
             self._launch(self._due(self._clock()))
         for batch in (*rendered, *self._rendered()):
             self._deliver(batch)
-        return bool(self._ready or self._launched or self._dirty)
 
     def on_stop(self) -> None:
         """End the remaining streams when the engine stops."""

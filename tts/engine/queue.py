@@ -91,7 +91,7 @@ class StreamQueue(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the producer should hold its next item back."""
+        """Whether the producer should hold its next item back; `put` returns it, too."""
         return len(self._items) >= self._capacity
 
     @property
@@ -99,21 +99,26 @@ class StreamQueue(Generic[Item]):
         """Number of items that the producer may still put."""
         return max(0, self._capacity - len(self._items))
 
-    def put(self, item: Item) -> None:
-        """Append an item; callable from any thread, never blocks. Does nothing after `fail`."""
+    def put(self, item: Item) -> bool:
+        """Append an item; callable from any thread, never blocks. Does nothing after `fail`.
+
+        Returns whether the producer should hold its next item back.
+        """
         with self._lock:
             if self._error is not None or self._is_closed:
-                return
+                return False
             was_empty = not self._items
             if was_empty:  # before the append: the check of the reader reads both without the lock
                 self._unread_since_s = time.monotonic()
             self._items.append(item)
+            is_full = len(self._items) >= self._capacity
         if not was_empty:
-            return  # the reader is awake, and reads until the queue is empty
+            return is_full  # the reader is awake, and reads until the queue is empty
         if self._wakeups is None:
-            self._call(self._note_arrival)
+            self._call(self._note_change)
         else:
-            self._wakeups.add(self._loop, self._note_arrival)
+            self._wakeups.add(self._loop, self._note_change)
+        return is_full
 
     async def get(self) -> Item:
         """Wait for the next item and return it. Raises the error of `fail`."""
@@ -139,7 +144,7 @@ class StreamQueue(Generic[Item]):
             if self._error is None:
                 self._error = error
             self._items.clear()
-        self._call(self._wake)
+        self._call(self._note_change)
 
     def close(self) -> None:
         """Drop the queued items and stop the timeout; on the event loop, after the last read."""
@@ -153,12 +158,10 @@ class StreamQueue(Generic[Item]):
         with suppress(RuntimeError):  # the loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(function)
 
-    def _wake(self) -> None:
+    def _note_change(self) -> None:
+        """Wake the reader for an item or an error; begin to watch that it reads."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _note_arrival(self) -> None:
-        self._wake()
         if self._watch is None:
             self._check_reader()
 

@@ -105,8 +105,8 @@ class TextStream(StreamTask):
             return
         self.is_generating = chunk.finish_reason is None
         self.is_done = not self.is_generating
-        self.queue.put(chunk)
-        if self.is_done or self.queue.is_full:
+        is_full = self.queue.put(chunk)
+        if self.is_done or is_full:
             self.notify(self)
 
     def end(self, reason: FinishReason, error: str = "") -> None:

@@ -89,7 +89,7 @@ async def _whole(exchange: Exchange, request: SpeechRequest, media_type: str) ->
     host, call = exchange.host, exchange.call
     async with host.enter(call):
         spoken = await host.speech.whole(request)
-    call.stats.audio_s = spoken.result.usage.audio_s
+    call.audio_s = spoken.result.usage.audio_s
     note_result(call, spoken.result)
     await exchange.reply(
         {

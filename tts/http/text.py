@@ -79,10 +79,10 @@ async def _generate(
 ) -> None:
     """Write a text and send it; nothing is sent before the first token."""
     host, call = exchange.host, exchange.call
-    request = await host.text.check(call, message)
+    request, stops = await host.text.check(call, message), message.config.sampling.stop
     if body.stream:
         exchange.begin_events()
-    async with host.enter(call), aclosing(host.text.write(request)) as pieces:
+    async with host.enter(call), aclosing(host.text.write(request, stops)) as pieces:
         async for piece in pieces:
             note_piece(call, piece)
             if not body.stream:
@@ -107,7 +107,7 @@ async def _embed(exchange: Exchange) -> None:
         )
     async with host.enter(call):
         found = await host.text.embed(call, message)
-    num_tokens = call.stats.prompt_tokens
+    num_tokens = call.prompt_tokens
     await exchange.reply(
         {
             "object": "list",

@@ -62,7 +62,7 @@ class RivaServicer(pb_grpc.RivaSpeechSynthesisServicer):
                 call.note_text(checked.text)
                 async with self._host.enter(call):
                     speech = await api.whole(checked)
-            call.stats.audio_s = speech.result.usage.audio_s
+            call.audio_s = speech.result.usage.audio_s
             note_result(call, speech.result)
             meta = to_words(speech.words)
             meta.text, meta.processed_text = request.text, speech.result.spoken_text
@@ -127,7 +127,7 @@ class RivaServicer(pb_grpc.RivaSpeechSynthesisServicer):
             check_phrase(request.text, limits.max_text_characters)
             if not request.text.strip():
                 continue
-            if request is not first and not call.stats.characters:
+            if request is not first and not call.characters:
                 call.first_input = time.monotonic()
             call.note_text(request.text)
             for start in range(0, len(request.text), limits.max_fragment_characters):
@@ -136,7 +136,7 @@ class RivaServicer(pb_grpc.RivaSpeechSynthesisServicer):
                 await asyncio.sleep(0)  # let other streams run
             await ahead.acquire()
             yield speech_pb2.StreamingSynthesizeRequest(flush=speech_pb2.Flush())
-        if not call.stats.characters:
+        if not call.characters:
             raise InvalidRequestError.of("text", "is empty")
 
 

@@ -117,7 +117,10 @@ class ReceiveSlots:
             async with asyncio.timeout(timeout_s) as limit:
                 slot = _Slot(client, limit)
                 try:
-                    await self._take(slot)
+                    self._waiting.append(slot)
+                    self._hand_out()
+                    if not slot.taken.is_set():
+                        await self._wait(slot)
                     yield
                 finally:
                     self._leave(slot)
@@ -134,9 +137,7 @@ class ReceiveSlots:
         clients = {slot.client for slot in (*self._waiting, *self._taken)}
         assert self._turns.keys() <= clients, self
 
-    async def _take(self, slot: _Slot) -> None:
-        self._waiting.append(slot)
-        self._hand_out()
+    async def _wait(self, slot: _Slot) -> None:
         while not slot.taken.is_set():
             try:
                 async with asyncio.timeout(PATIENCE_S):

@@ -57,27 +57,6 @@ class ServerState(Enum):
     DRAINING = "draining"
 
 
-@dataclass(slots=True)
-class CallStats:
-    """Statistics of one call for its log line, its trace and the metrics."""
-
-    characters: int = 0
-    text: str = ""  # beginning of the requested text, if text may be logged
-    sample_rate: int = 0  # Hz of the audio sent
-    audio_s: float = 0.0
-    first_audio_s: float | None = None
-    underrun_s: float = 0.0  # silence of a player that began with the first audio
-    playback_end: float = 0.0  # time when such a player has played all audio
-    last_segment: int = -1  # of the audio sent
-    admission_s: float | None = None
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    warnings: int = 0
-    checks: tuple[tuple[str, ...], ...] = ()  # results of the attempts of each checked segment
-
-
 class CallError(Exception):
     """Status of a call that failed, for the protocol to report. Already counted and logged."""
 
@@ -99,11 +78,26 @@ class Call:
     logs_text: bool = False
     request_id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.monotonic)
-    stats: CallStats = field(default_factory=CallStats)
     first_input: float | None = None
     """Time of the first text of a streaming call; its first-audio latency counts from here."""
     last_write: float = 0.0
     """Time when the last message was taken over by the transport."""
+    # statistics for the log line, the trace and the metrics
+    characters: int = 0
+    text: str = ""  # beginning of the requested text, if text may be logged
+    sample_rate: int = 0  # Hz of the audio sent
+    audio_s: float = 0.0
+    first_audio_s: float | None = None
+    underrun_s: float = 0.0  # silence of a player that began with the first audio
+    playback_end: float = 0.0  # time when such a player has played all audio
+    last_segment: int = -1  # of the audio sent
+    admission_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    warnings: int = 0
+    checks: tuple[tuple[str, ...], ...] = ()  # results of the attempts of each checked segment
 
     @property
     def age_s(self) -> float:
@@ -112,10 +106,9 @@ class Call:
 
     def note_text(self, text: str) -> None:
         """Count the characters of the text that the client requests."""
-        stats = self.stats
-        stats.characters += len(text)
+        self.characters += len(text)
         if self.logs_text:
-            stats.text = (stats.text + text)[:MAX_LOGGED_CHARACTERS]
+            self.text = (self.text + text)[:MAX_LOGGED_CHARACTERS]
 
     def note_timings(self, queue_s: float | None, prefill_s: float | None) -> None:
         """Record the seconds in the engine's queue and until the first token.
@@ -124,7 +117,7 @@ class Call:
         their duration.
         """
         if self.first_input is None:
-            self.stats.queue_s, self.stats.prefill_s = queue_s or 0.0, prefill_s or 0.0
+            self.queue_s, self.prefill_s = queue_s or 0.0, prefill_s or 0.0
 
     def adopt_id(self, request_id: str) -> None:
         """Use the client's request id if it is valid in log lines and metadata."""
@@ -157,28 +150,27 @@ def note_input(call: Call, text: str) -> None:
 
 def note_event(call: Call, metrics: Metrics, event: SessionEvent | SpeechEvent) -> None:
     """Record an event that is about to be sent in the call's statistics."""
-    stats = call.stats
     match event:
         case Started():
-            stats.sample_rate = event.audio_format.sample_rate
+            call.sample_rate = event.audio_format.sample_rate
         case AudioChunk():
-            duration_s = event.sample_count / stats.sample_rate
-            stats.audio_s += duration_s
-            stats.underrun_s += _underrun_s(call, event, duration_s)
-            if stats.first_audio_s is None:
-                stats.first_audio_s = time.monotonic() - (call.first_input or call.started)
-                metrics.first_audio.observe(stats.first_audio_s)
+            duration_s = event.sample_count / call.sample_rate
+            call.audio_s += duration_s
+            call.underrun_s += _underrun_s(call, event, duration_s)
+            if call.first_audio_s is None:
+                call.first_audio_s = time.monotonic() - (call.first_input or call.started)
+                metrics.first_audio.observe(call.first_audio_s)
         case Done(result):
-            metrics.underrun.observe(stats.underrun_s)
+            metrics.underrun.observe(call.underrun_s)
             note_result(call, result)
 
 
 def note_result(call: Call, result: SynthesisResult) -> None:
     """Record the result of a synthesis in the call's statistics."""
-    call.stats.prompt_tokens = result.usage.prompt_tokens
-    call.stats.output_tokens = result.usage.output_tokens
-    call.stats.warnings = len(result.warnings)
-    call.stats.checks = tuple(tuple(r.value for r in results) for results in result.checks)
+    call.prompt_tokens = result.usage.prompt_tokens
+    call.output_tokens = result.usage.output_tokens
+    call.warnings = len(result.warnings)
+    call.checks = tuple(tuple(r.value for r in results) for results in result.checks)
     call.note_timings(result.timings.queue_s, result.timings.prefill_s)
 
 
@@ -188,12 +180,12 @@ def _underrun_s(call: Call, chunk: AudioChunk, duration_s: float) -> float:
     The player begins with the first audio and never runs ahead of it. The time that the client
     took to read is not counted, nor a pause between segments of a text that is still being written.
     """
-    stats, now = call.stats, time.monotonic()
-    waits_for_text = call.first_input is not None and chunk.segment_index != stats.last_segment
-    is_counted = stats.last_segment >= 0 and not waits_for_text
-    late_s = max(0.0, now - max(stats.playback_end, call.last_write)) if is_counted else 0.0
-    stats.last_segment = chunk.segment_index
-    stats.playback_end = max(stats.playback_end, now) + duration_s
+    now = time.monotonic()
+    waits_for_text = call.first_input is not None and chunk.segment_index != call.last_segment
+    is_counted = call.last_segment >= 0 and not waits_for_text
+    late_s = max(0.0, now - max(call.playback_end, call.last_write)) if is_counted else 0.0
+    call.last_segment = chunk.segment_index
+    call.playback_end = max(call.playback_end, now) + duration_s
     return late_s
 
 
@@ -326,22 +318,22 @@ class CallTracker:
     def _ended(
         self, call: Call, code: str, reason: str = "", error: Exception | None = None
     ) -> None:
-        metrics, stats = self.metrics, call.stats
+        metrics = self.metrics
         metrics.call_ended(call.service, call.method, code, call.age_s)
         if code != "OK":
             metrics.errors.labels(code, reason or code).inc()
-        metrics.audio.inc(stats.audio_s)
-        metrics.characters.inc(stats.characters)
-        metrics.prompt_tokens.inc(stats.prompt_tokens)
-        metrics.output_tokens.inc(stats.output_tokens)
-        for results in stats.checks:
+        metrics.audio.inc(call.audio_s)
+        metrics.characters.inc(call.characters)
+        metrics.prompt_tokens.inc(call.prompt_tokens)
+        metrics.output_tokens.inc(call.output_tokens)
+        for results in call.checks:
             metrics.segment_checked(results)
-        if stats.audio_s and code == "OK":
-            metrics.real_time_factor.observe(call.age_s / stats.audio_s)
+        if call.audio_s and code == "OK":
+            metrics.real_time_factor.observe(call.age_s / call.audio_s)
         fields = _fields(call, code, reason)
         logger.info("call ended", extra=with_fields(*fields))
         if call.span is not None:
-            phases = Phases(stats.admission_s, stats.queue_s, stats.prefill_s)
+            phases = Phases(call.admission_s, call.queue_s, call.prefill_s)
             call.span.end(fields, phases)
         if code == grpc.StatusCode.INTERNAL.name:
             logger.error("the call failed", exc_info=error)
@@ -360,7 +352,6 @@ async def _abort(context: grpc.aio.ServicerContext, status: RpcStatus) -> None:
 
 def _fields(call: Call, code: str, reason: str) -> Fields:
     """Return the log fields of a call that has ended."""
-    stats = call.stats
     always = (
         ("request_id", call.request_id),
         ("method", call.method),
@@ -369,13 +360,13 @@ def _fields(call: Call, code: str, reason: str) -> Fields:
     )
     known: Fields = (
         ("reason", reason),
-        ("characters", stats.characters),
-        ("text", stats.text),
-        ("first_audio_s", stats.first_audio_s),
-        ("audio_s", stats.audio_s),
-        ("underrun_s", stats.underrun_s),
-        ("prompt_tokens", stats.prompt_tokens),
-        ("output_tokens", stats.output_tokens),
-        ("warnings", stats.warnings),
+        ("characters", call.characters),
+        ("text", call.text),
+        ("first_audio_s", call.first_audio_s),
+        ("audio_s", call.audio_s),
+        ("underrun_s", call.underrun_s),
+        ("prompt_tokens", call.prompt_tokens),
+        ("output_tokens", call.output_tokens),
+        ("warnings", call.warnings),
     )
     return (*always, *((name, value) for name, value in known if value))

@@ -56,7 +56,7 @@ class ServerContext:
     async def enter(self, call: Call) -> AsyncIterator[None]:
         """Hold a slot among the running calls; see `Admission.enter`."""
         async with self.admission.enter(call.client):
-            call.stats.admission_s = call.age_s
+            call.admission_s = call.age_s
             yield
 
     def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:

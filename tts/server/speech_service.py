@@ -55,7 +55,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             call.note_text(checked.text)
             async with self._host.enter(call):
                 speech = await self._host.speech.whole(checked)
-            call.stats.audio_s = speech.result.usage.audio_s
+            call.audio_s = speech.result.usage.audio_s
             note_result(call, speech.result)
             return pb.SynthesizeResponse(
                 audio=speech.audio,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from llm import Request
 from tts.engine.client import Hold
 from tts.server.call import Call, note_event
 from tts.server.context import ServerContext
 from tts.server.speech_api import OpenSession
 from tts.server.text_api import note_piece
 from tts.speech.types import Done, SpeechEvent, SpeechUsage
-from tts.textgen.generator import TextPiece, TextRequest
+from tts.textgen.generator import TextPiece
 from tts.textgen.spoken import speak_text
 from tts.v1 import text_pb2 as pb
 
@@ -22,7 +23,8 @@ from tts.v1 import text_pb2 as pb
 class SpokenTextRequest:
     """Checked request for a text, and the function that opens the session of its speech."""
 
-    text: TextRequest
+    text: Request
+    stops: Sequence[str]
     open_session: OpenSession
 
 
@@ -35,7 +37,7 @@ async def check_spoken(
     """
     text = await host.text.check(call, proto)
     prepared = host.speaker.prepare(proto.synthesis, call.request_id, is_whole=is_whole)
-    return SpokenTextRequest(text, prepared)
+    return SpokenTextRequest(text, proto.config.sampling.stop, prepared)
 
 
 async def generate_spoken(
@@ -48,7 +50,7 @@ async def generate_spoken(
     session = await request.open_session()
     written, usage = TextPiece(""), SpeechUsage()
     hold = Hold()
-    pieces = host.text.write(request.text, hold)
+    pieces = host.text.write(request.text, request.stops, hold)
     async with aclosing(speak_text(pieces, session, hold)) as events:
         async for event in events:
             if isinstance(event, TextPiece):
@@ -60,5 +62,5 @@ async def generate_spoken(
                 note_event(call, host.metrics, event)
                 usage = event.result.usage if isinstance(event, Done) else usage
             yield event
-    call.stats.prompt_tokens = written.prompt_tokens + usage.prompt_tokens
-    call.stats.output_tokens = written.output_tokens + usage.output_tokens
+    call.prompt_tokens = written.prompt_tokens + usage.prompt_tokens
+    call.output_tokens = written.output_tokens + usage.output_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from llm import RequestError, check_json_schema
+from llm import Request, RequestError, check_json_schema
 from tts.config.server import ServerConfig
 from tts.errors import (
     AdapterNotFoundError,
@@ -26,12 +26,11 @@ from tts.server.wire.text import (
     check_config,
     check_embed,
     check_input,
-    input_texts,
     prompt_ids,
     read_text_sampling,
 )
 from tts.textgen.embedder import Embedded, TextEmbedder
-from tts.textgen.generator import TextGenerator, TextPiece, TextRequest
+from tts.textgen.generator import TextGenerator, TextPiece
 from tts.v1 import text_pb2 as pb
 
 if TYPE_CHECKING:
@@ -51,38 +50,41 @@ class TextApi:
         pools = service.text.pools_embeddings
         self._embedder = TextEmbedder(service.client, service.prompts, pools=pools)
 
-    async def check(self, call: Call, proto: GenerateProto) -> TextRequest:
+    async def check(self, call: Call, proto: GenerateProto) -> Request:
         """Return the checked request with its prompt tokens and sampling parameters.
 
         Raises InvalidRequestError with every wrong field found, ModelNotFoundError,
         AdapterNotFoundError or PreconditionError.
         """
         config, text = proto.config, self.service.text
-        call.adopt_id(config.request_id)
-        self._check_model(config.model)
-        if not text.generates:
+        if config.request_id:
+            call.adopt_id(config.request_id)
+        if config.model:
+            self._check_model(config.model)
+        if text.embeds or text.only_speaks:
             does = "embeds texts; it does not generate" if text.embeds else "only speaks"
             raise PreconditionError(Precondition.TEXT_GENERATION, f"this model {does}")
-        self._check_adapter(config.lora)
-        with Violations() as wrong:
-            if config.request_id:
-                wrong.request_id(config.request_id, "config.request_id")
-            asked = check_config(config, wrong)
-            can_echo = text.echoes or not config.echo
-            wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
-            check_input(proto.input, self._config.max_stream_characters, wrong)
+        if config.lora:
+            self._check_adapter(config.lora)
+        wrong = Violations()
+        if config.request_id:
+            wrong.request_id(config.request_id, "config.request_id")
+        given = check_config(config, wrong)
+        can_echo = text.echoes or not config.echo
+        wrong.require(can_echo, "config.echo", "this server runs without enable_echo")
+        texts = check_input(proto.input, self._config.max_stream_characters, wrong)
+        if wrong:
+            raise InvalidRequestError(*wrong)
         if config.json_schema:
             await self._check_schema(config.json_schema)
-        texts = input_texts(proto.input)
         for part in texts:
             call.note_text(part)
         length = sum(map(len, texts)) + TEMPLATE_CHARACTERS * len(proto.input.chat.messages)
         prompts = self.service.prompts
-        return TextRequest(
+        return Request(
             request_id=call.request_id,
             prompt_ids=await encoded(length, prompt_ids, proto.input, prompts),
-            sampling=read_text_sampling(config, asked, text),
-            stops=tuple(config.sampling.stop),
+            sampling=read_text_sampling(config, given, text),
             priority=config.priority,
             lora=config.lora,
         )
@@ -90,12 +92,14 @@ class TextApi:
     def check_embed(self, call: Call, proto: pb.EmbedRequest) -> None:
         """Check a request for embeddings; raises as `check` does."""
         call.adopt_id(proto.request_id)
-        self._check_model(proto.model)
+        if proto.model:
+            self._check_model(proto.model)
         if not self.service.text.embeds:
             raise PreconditionError(
                 Precondition.EMBEDDING, "this model generates; it does not embed texts"
             )
-        self._check_adapter(proto.lora)
+        if proto.lora:
+            self._check_adapter(proto.lora)
         check_embed(proto, self._config.max_stream_characters)
         for text in proto.inputs:
             call.note_text(text)
@@ -103,17 +107,17 @@ class TextApi:
     async def embed(self, call: Call, proto: pb.EmbedRequest) -> list[Embedded]:
         """Return the embedding of each input of a checked request."""
         found = await self._embedder.embed(call.request_id, proto.inputs, proto.lora)
-        call.stats.prompt_tokens = sum(item.num_tokens for item in found)
+        call.prompt_tokens = sum(item.num_tokens for item in found)
         return found
 
     def _check_model(self, name: str) -> None:
         known = self.service.model
-        if name not in ("", known):
+        if name != known:
             raise ModelNotFoundError(name, (known,))
 
     def _check_adapter(self, name: str) -> None:
         adapters = self.service.text.adapters
-        if name and name not in adapters:
+        if name not in adapters:
             raise AdapterNotFoundError(name, adapters)
 
     async def _check_schema(self, schema: str) -> None:
@@ -130,5 +134,5 @@ class TextApi:
 
 def note_piece(call: Call, piece: TextPiece) -> None:
     """Record a piece of text in the statistics of its call."""
-    call.stats.prompt_tokens, call.stats.output_tokens = piece.prompt_tokens, piece.output_tokens
+    call.prompt_tokens, call.output_tokens = piece.prompt_tokens, piece.output_tokens
     call.note_timings(piece.queue_s, piece.prefill_s)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import grpc
 
+from llm import Request
 from tts.server.call import Call
 from tts.server.context import ServerContext
 from tts.server.spoken_text import check_spoken, generate_spoken
@@ -16,7 +17,7 @@ from tts.server.wire.common import FINISH_REASONS, to_timings
 from tts.server.wire.speech import to_fields
 from tts.server.wire.text import to_logprobs
 from tts.speech.types import SpeechEvent
-from tts.textgen.generator import TextPiece, TextRequest
+from tts.textgen.generator import TextPiece
 from tts.v1 import common_pb2, speech_pb2
 from tts.v1 import text_pb2 as pb
 from tts.v1 import text_pb2_grpc as pb_grpc
@@ -35,8 +36,9 @@ class TextServicer(pb_grpc.TextServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._host.calls.serve(context, SERVICE, "Generate") as call:
             asked = await self._host.text.check(call, request)
+            stops = request.config.sampling.stop
             async with self._host.enter(call):
-                pieces = [piece async for piece in self._host.text.write(asked)]
+                pieces = [piece async for piece in self._host.text.write(asked, stops)]
             note_piece(call, pieces[-1])
             assert pieces[-1].finish_reason is not None
             return pb.GenerateResponse(
@@ -52,9 +54,10 @@ class TextServicer(pb_grpc.TextServiceServicer):
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
         async with self._host.calls.serve(context, SERVICE, "GenerateStream") as call:
             asked = await self._host.text.check(call, request)
+            stops = request.config.sampling.stop
             async with self._host.enter(call):
                 await call.write(self._started(asked))
-                async with aclosing(self._host.text.write(asked)) as pieces:
+                async with aclosing(self._host.text.write(asked, stops)) as pieces:
                     async for piece in pieces:
                         note_piece(call, piece)
                         for response in _responses(call, piece):
@@ -83,11 +86,11 @@ class TextServicer(pb_grpc.TextServiceServicer):
                     for token_id, vector in item.labelled()
                 ],
                 usage=common_pb2.Usage(
-                    input_characters=call.stats.characters, prompt_tokens=call.stats.prompt_tokens
+                    input_characters=call.characters, prompt_tokens=call.prompt_tokens
                 ),
             )
 
-    def _started(self, asked: TextRequest) -> pb.GenerateStreamResponse:
+    def _started(self, asked: Request) -> pb.GenerateStreamResponse:
         started = pb.GenerationStarted(
             request_id=asked.request_id,
             model=self._host.text.service.model,
@@ -129,7 +132,7 @@ def _spoken_responses(
 
 def _usage(call: Call, piece: TextPiece) -> common_pb2.Usage:
     return common_pb2.Usage(
-        input_characters=call.stats.characters,
+        input_characters=call.characters,
         prompt_tokens=piece.prompt_tokens,
         cached_prompt_tokens=piece.cached_prompt_tokens,
         output_tokens=piece.output_tokens,

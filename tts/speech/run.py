@@ -66,6 +66,7 @@ from tts.speech.types import (
     TimestampGranularity,
     WordTime,
     WordTimes,
+    overridden,
 )
 from tts.speech.word_times import WordSpan, WordTimer
 from tts.text.lexicon.entries import Pronunciation
@@ -141,7 +142,7 @@ class SynthesisRun:
         self._request_id = request.request_id or uuid4().hex
         seed = request.sampling.seed
         self._seed = secrets.randbits(64) if seed is None else seed
-        self._sampling = request.sampling.over(settings.sampling)
+        self._sampling = overridden(settings.sampling, request.sampling.given())
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
         self._streaming, self._warnings = settings.streaming, dict[str, None]()  # an ordered set
         if request.chunking is not None:

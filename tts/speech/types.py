@@ -7,7 +7,7 @@ SpeechRequest → Started, AudioChunk…, Done             (and in a session: Fl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ GAIN_DB = (-96.0, 16.0)
 PITCH = (-12.0, 12.0)  # semitones
 MAX_REQUEST_ID = 128
 MAX_PRIORITY = 1000
+COUNTED = ("min_tokens", "max_tokens", "seed")  # those of the whole request, see `overridden`
 
 T = TypeVar("T")
 
@@ -66,57 +67,58 @@ class SamplingOverrides:
     max_tokens: int | None = None
     seed: int | None = None
 
-    def violations(self, path: str) -> Iterator[FieldViolation]:
-        """Yield values out of range; `path` is the field path of the sampling parameters."""
-        checks = (
-            ("temperature", self.temperature, lambda v: 0 <= v <= 2, "must be in [0, 2]"),
-            ("top_p", self.top_p, lambda v: 0 < v <= 1, "must be in (0, 1]"),
-            ("top_k", self.top_k, lambda v: v >= 0, "must be 0 (off) or more"),
-            ("min_p", self.min_p, lambda v: 0 <= v < 1, "must be in [0, 1)"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                lambda v: math.isfinite(v) and v > 0,
-                "must be above 0 (1 = off)",
-            ),
-            ("frequency_penalty", self.frequency_penalty, _is_penalty, "must be in [-2, 2]"),
-            ("presence_penalty", self.presence_penalty, _is_penalty, "must be in [-2, 2]"),
-            ("repetition_window", self.repetition_window, lambda v: v >= 0, "must be 0 or more"),
-            ("min_tokens", self.min_tokens, lambda v: v >= 0, "must be 0 or more"),
-            ("max_tokens", self.max_tokens, lambda v: v >= 1, "must be 1 or more"),
-            ("seed", self.seed, lambda v: 0 <= v < 2**64, "must be an unsigned 64-bit number"),
-        )
-        for name, value, holds, message in checks:
-            if value is not None and not holds(value):
-                yield FieldViolation(f"{path}.{name}", message)
-        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
-            yield FieldViolation(f"{path}.min_tokens", "must not exceed max_tokens")
-
-    def over(self, defaults: SamplingParams) -> SamplingParams:
-        """Return the defaults with these overrides; the caller sets lengths and seed.
-
-        What is given holds for all codebooks, also where the model has defaults for the later ones.
-        """
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "penalty_window": self.repetition_window,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        later = defaults.later_codes
-        if later is not None:
-            drawn = {field.name for field in fields(later)} & given.keys()
-            given["later_codes"] = replace(later, **{name: given[name] for name in drawn})
-        return replace(defaults, **given)
+    def given(self) -> dict[str, Any]:
+        """Return those that are not None, by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value is not None}
 
 
 def _is_penalty(value: float) -> bool:
     return abs(value) <= 2
+
+
+SAMPLING_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("temperature", lambda v: 0 <= v <= 2, "must be in [0, 2]"),
+    ("top_p", lambda v: 0 < v <= 1, "must be in (0, 1]"),
+    ("top_k", lambda v: v >= 0, "must be 0 (off) or more"),
+    ("min_p", lambda v: 0 <= v < 1, "must be in [0, 1)"),
+    ("repetition_penalty", lambda v: math.isfinite(v) and v > 0, "must be above 0 (1 = off)"),
+    ("frequency_penalty", _is_penalty, "must be in [-2, 2]"),
+    ("presence_penalty", _is_penalty, "must be in [-2, 2]"),
+    ("repetition_window", lambda v: v >= 0, "must be 0 or more"),
+    ("min_tokens", lambda v: v >= 0, "must be 0 or more"),
+    ("max_tokens", lambda v: v >= 1, "must be 1 or more"),
+    ("seed", lambda v: 0 <= v < 2**64, "must be an unsigned 64-bit number"),
+)
+"""Fields of `SamplingOverrides` with their ranges, and the errors of values outside."""
+
+
+def sampling_violations(given: Mapping[str, Any], path: str) -> Iterator[FieldViolation]:
+    """Yield the `given` fields of `SamplingOverrides` that are out of range.
+
+    `path` is the field path of the sampling parameters.
+    """
+    for name, holds, message in SAMPLING_RANGES:
+        if name in given and not holds(given[name]):
+            yield FieldViolation(f"{path}.{name}", message)
+    if "max_tokens" in given and given.get("min_tokens", 0) > given["max_tokens"]:
+        yield FieldViolation(f"{path}.min_tokens", "must not exceed max_tokens")
+
+
+def overridden(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """Return the defaults with the `given` fields of `SamplingOverrides`.
+
+    The caller sets lengths and seed. What is given holds for all codebooks, also where the model
+    has defaults for the later ones.
+    """
+    drawn = {name: value for name, value in given.items() if name not in COUNTED}
+    if "repetition_window" in drawn:
+        drawn["penalty_window"] = drawn.pop("repetition_window")
+    later = defaults.later_codes
+    if later is not None:
+        names = {field.name for field in fields(later)} & drawn.keys()
+        drawn["later_codes"] = replace(later, **{name: drawn[name] for name in names})
+    return replace(defaults, **drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class SpeechRequest:
     path: str = "config"
 
     def __post_init__(self) -> None:
-        sampling = self.sampling.violations(f"{self.path}.sampling")
+        sampling = sampling_violations(self.sampling.given(), f"{self.path}.sampling")
         violations = [*self._violations(), *sampling]
         if violations:
             raise InvalidRequestError(*violations)

@@ -63,10 +63,17 @@ def check_text(text: str, offset: int = 0, field: str = "text") -> None:
     The message names the position in the whole input, in which `text` begins at `offset`; `field`
     is the field path of the input in its request.
     """
+    if fault := control_fault(text, offset):
+        raise TextError(fault, field)
+
+
+def control_fault(text: str, offset: int = 0) -> str:
+    """Return the message of `check_text`, or "" for a text without control characters."""
     found = _FORBIDDEN.search(text)
-    if found:
-        code, position = ord(found.group()), offset + found.start()
-        raise TextError(f"control character U+{code:04X} at position {position}", field)
+    if found is None:
+        return ""
+    code, position = ord(found.group()), offset + found.start()
+    return f"control character U+{code:04X} at position {position}"
 
 
 def without_controls(text: str) -> str:

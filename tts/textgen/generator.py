@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm import (
     FinishReason,
     Request,
     RequestError,
-    SamplingParams,
     TokenChunk,
     TokenLogprob,
     as_ids,
@@ -23,18 +22,6 @@ from tts.families.prompt import PromptBuilder
 
 MAX_STOP_CHARACTERS = 1000
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """Prompt to continue, with its sampling parameters."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    stops: tuple[str, ...] = ()
-    priority: int = 0
-    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +52,50 @@ class TextGenerator:
         self._client, self._prompts = client, prompts
 
     async def write(
-        self, request: TextRequest, hold: Hold | None = None
+        self, request: Request, stops: Sequence[str] = (), hold: Hold | None = None
     ) -> AsyncGenerator[TextPiece, None]:
         """Stream a request, which `hold` may interrupt; closing the iterator cancels it.
 
-        From `min_tokens` on, a stop string ends the text before its first character. Raises the
-        engine's errors for invalid requests, InvalidRequestError when no token fits the schema,
-        and SynthesisError.
+        From `min_tokens` on, one of the strings `stops` ends the text before its first character.
+        Raises the engine's errors for invalid requests, InvalidRequestError when no token fits the
+        schema, and SynthesisError.
         """
-        writer = _Writer(IncrementalDetokenizer(self._prompts.tokenizer), request)
-        engine_request = Request(
-            f"{request.request_id}#text{next(_numbers)}",  # a client may use an id twice at once
-            request.prompt_ids,
-            request.sampling,
-            request.priority,
-            lora=request.lora,
-        )
-        async with aclosing(self._client.generate(engine_request, hold)) as chunks:
+        detokenizer = IncrementalDetokenizer(self._prompts.tokenizer)
+        min_tokens = request.sampling.min_tokens
+        cutter = _StopCutter(detokenizer, stops, min_tokens) if stops else None
+        engine_id = f"{request.request_id}#text{next(_numbers)}"  # a client may use an id twice
+        sent = replace(request, request_id=engine_id)
+        async with aclosing(self._client.generate(sent, hold)) as chunks:
             async for chunk in chunks:
                 if chunk.is_refused:
                     raise InvalidRequestError.of("config.json_schema", chunk.error)
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise SynthesisError(f"request {request.request_id}: {chunk.error}")
-                piece = writer.push(chunk)
+                if cutter is None:
+                    is_last = chunk.finish_reason is not None
+                    text = detokenizer.push(as_ids(chunk.token_ids), is_last=is_last)
+                    piece = _piece(text, chunk)
+                else:
+                    piece = cutter.push(chunk)
                 yield piece
                 if piece.finish_reason is not None:
                     return
 
 
-class _Writer:
-    """Converter of one stream's chunks to pieces, independent of how tokens are bundled."""
+class _StopCutter:
+    """Converter of the chunks of a stream with stop strings, however its tokens are bundled."""
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, request: TextRequest) -> None:
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, stops: Sequence[str], min_tokens: int
+    ) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(request.stops) if request.stops else None
-        self._min_tokens = request.sampling.min_tokens
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
         self._num_tokens = 0
 
     def push(self, chunk: TokenChunk) -> TextPiece:
         """Return the text that is final with this chunk, cut before a stop string."""
         matcher, texts = self._matcher, []
-        if matcher is None:
-            texts.append(self._detokenizer.push(as_ids(chunk.token_ids)))
-            if chunk.finish_reason is not None:
-                texts.append(self._detokenizer.finish())
-            return _piece("".join(texts), chunk)
         for place, token_id in enumerate(as_ids(chunk.token_ids), start=1):
             text = self._detokenizer.push((token_id,))
             self._num_tokens += 1

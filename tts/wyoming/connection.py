@@ -244,7 +244,7 @@ class Connection:
         async with self._host.enter(call), aclosing(events):
             async for event in events:
                 note_event(call, self._host.metrics, event)
-                if data := wire.to_audio(event, call.stats.sample_rate):
+                if data := wire.to_audio(event, call.sample_rate):
                     await call.write(data)
 
     async def _send(self, data: bytes) -> None:

@@ -517,8 +517,8 @@ class Kernel:
 
 
 @cache
-def _kernel(form: Form) -> Kernel:
-    return Kernel(form, this_machine())
+def _kernel(dtype: torch.dtype, is_grouped: bool, has_minimums: bool) -> Kernel:
+    return Kernel(Form(dtype, is_grouped, has_minimums), this_machine())
 
 
 @cache
@@ -530,12 +530,6 @@ def _cuts(num_in: int, row_bytes: int) -> tuple[int, int]:
         return max(widest, size // unit // widest * widest)
 
     return fitting(BLOCK_BYTES, row_bytes), fitting(ROWS_BYTES, num_in * 4)
-
-
-def form_of(weights: Tensor, scales: Tensor | None, minimums: Tensor | None) -> Form:
-    """Return what a kernel for these operands of `multiply` reads."""
-    is_grouped = scales is not None and scales.ndim == 2
-    return Form(weights.dtype, is_grouped, minimums is not None)
 
 
 def multiply(
@@ -553,8 +547,8 @@ def multiply(
     are contiguous and on the CPU. Called by
     several threads at once, one of them computes with the team and the others alone.
     """
-    kernel = _kernel(form_of(weights, scales, minimums))
     in_groups = scales is not None and scales.dim() == 2  # more work than bytes, in every row
+    kernel = _kernel(weights.dtype, in_groups, minimums is not None)
     num_bytes = weights.numel() * weights.element_size() * (len(inputs) if in_groups else 1)
     is_small = num_bytes < ALONE_BYTES
     team = None if is_small else teams.find()

@@ -17,9 +17,9 @@ import numpy as np
 
 from llm.batch import ScheduledRow
 from llm.request import SamplingParams
-from llm.sampling.logits import candidates
+from llm.sampling.logits import Method, candidates
 from llm.sampling.rng import stream_start
-from llm.sampling.sampler import has_penalties, is_greedy
+from llm.sampling.sampler import has_penalties, method_of
 
 MAX_SLICES = 16  # slices of the vocabulary; a row with more gets a bitmask
 FRACTION_BITS = 18  # deficits are counted in 2⁻¹⁸ octaves
@@ -179,7 +179,7 @@ def _fill(record: np.ndarray, sampling: SamplingParams, ranges: Sequence[tuple[i
     record["presence"] = sampling.presence_penalty
     record["window"] = effective_window(sampling)
     record["stream"] = stream_start(sampling.seed)
-    if not is_greedy(sampling):
+    if method_of(sampling)[0] is not Method.GREEDY:
         flags |= Flag.RANDOM | _fill_cuts(record, sampling, width)
     record["flags"] = int(flags)
 

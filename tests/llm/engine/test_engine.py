@@ -157,12 +157,10 @@ def test_a_sink_is_called_on_the_engine_thread(rig: Rig) -> None:
         if chunk.finish_reason is not None:
             done.set()
 
-    stream = rig.engine.submit(request("a"), sink)
+    rig.engine.submit(request("a"), sink)
     assert done.wait(60)
     assert threads == {"engine"}
     assert [t for c in chunks for t in c.token_ids] == expected_output(with_eos(request("a")))[0]
-    with pytest.raises(RuntimeError, match="go to its sink"):
-        next(stream)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,12 @@ def test_every_kind_of_batch_has_a_name() -> None:
     assert len(set(ranges_of(run))) == len(ForwardMode)
 
 
-def test_off_costs_no_range() -> None:
-    profiler = Profiler()
-    assert profiler.range("a") is profiler.range("b", detail=True)
+@pytest.mark.parametrize(
+    ("level", "expected"), [("off", []), ("on", ["a"]), ("detailed", ["a", "b"])]
+)
+def test_the_level_decides_which_ranges_there_are(level: str, expected: list[str]) -> None:
+    profiler = Profiler(level)
+    recording = torch.profiler.profile(activities=[CPU], acc_events=True)
+    with recording as run, profiler.range("a"), profiler.detail("b"):
+        pass
+    assert sorted(ranges_of(run)) == [f"sonant.{name}" for name in expected]

@@ -111,20 +111,21 @@ def test_limits_are_frozen(limits: Any) -> None:
 
 
 def test_the_active_budget_is_reached_by_what_fills_it() -> None:
-    made = budget(8)
+    made = budget(8, 100)
     assert [made.decide(n, n) for n in (7, 8, 9)] == [AVAILABLE, REACHED, REACHED]
     assert made.take(3, 3) == 3
     assert [made.decide(n, n) for n in (4, 5, 6)] == [AVAILABLE, REACHED, REACHED]
     assert made.take(9, 9) == 5
     assert (made.active_tokens, made.context_tokens) == (8, 4 + 12)
     assert made.decide(1, 1) is EXHAUSTED
-    assert repr(made) == "TokenBudget(8/8 active, 16/∞ context)"
+    assert repr(made) == "TokenBudget(8/8 active, 16/100 context)"
 
 
 def test_without_chunks_the_last_prompt_is_whole() -> None:
     made = budget(8, chunked=False)
     assert made.take(20, 20) == 20
     assert (made.active_tokens, made.decide(1, 1)) == (20, EXHAUSTED)
+    assert repr(made) == "TokenBudget(20/8 active, 0/∞ context)"
 
 
 def test_the_context_budget_counts_pages() -> None:
@@ -132,8 +133,7 @@ def test_the_context_budget_counts_pages() -> None:
     assert [made.decide(1, n) for n in (12, 13, 16, 17)] == [
         AVAILABLE, REACHED, REACHED, EXHAUSTED,
     ]  # fmt: skip
-    made.add_decode_rows(2, 8)
-    assert (made.active_tokens, made.context_tokens) == (2, 8)
+    made.active_tokens, made.context_tokens = 2, 8  # of two rows that decode
     assert [made.decide(1, n) for n in (4, 8, 9)] == [AVAILABLE, REACHED, EXHAUSTED]
     assert [made.decide(98, n) for n in (4, 8, 9)] == [REACHED, REACHED, EXHAUSTED]
     assert repr(made) == "TokenBudget(2/100 active, 8/16 context)"
@@ -141,7 +141,6 @@ def test_the_context_budget_counts_pages() -> None:
 
 def test_a_context_that_only_exceeds_the_budget_by_rounding_may_run_alone() -> None:
     made = budget(100, 18)
-    assert [made.fits_alone(n) for n in (18, 19)] == [True, False]
     assert [made.decide(1, n) for n in (16, 18, 19)] == [AVAILABLE, REACHED, EXHAUSTED]
-    made.add_decode_rows(1, 0)
+    made.active_tokens = 1
     assert made.decide(1, 18) is EXHAUSTED

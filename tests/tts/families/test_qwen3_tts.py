@@ -47,7 +47,7 @@ from tts.families.base import Checkpoint, SpeechFamily
 from tts.families.registry import find_family
 from tts.ipc.codec import bundle, decode_from_engine, decode_from_front_end, encode
 from tts.ipc.messages import Encoded, Speak
-from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest
+from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest, overridden
 from tts.v1 import speech_pb2 as pb
 from tts.voices.folder import VoiceFolder
 from tts.voices.types import Voice, VoicePrompt
@@ -236,7 +236,7 @@ def test_wrong_settings_are_an_error(
 
 def test_settings_of_a_request_hold_for_all_codes() -> None:
     own = SamplingParams(temperature=0.7, top_k=9, later_codes=CodeSampling(0.5, 7, 0.9))
-    found = SamplingOverrides(temperature=0.0, top_p=0.8, min_p=0.1).over(own)
+    found = overridden(own, {"temperature": 0.0, "top_p": 0.8, "min_p": 0.1})
     assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.0, 9, 0.8, 0.1)
     assert found.later_codes == CodeSampling(0.0, 7, 0.8)
 

@@ -38,7 +38,7 @@ class Stream:
 
     @property
     def underrun_s(self) -> float:
-        return self.call.stats.underrun_s
+        return self.call.underrun_s
 
 
 def test_audio_in_time_leaves_no_silence() -> None:

@@ -24,7 +24,7 @@ from tts.errors import SynthesisError
 from tts.factory import Service
 from tts.families.base import Checkpoint
 from tts.families.prompt import PromptBuilder
-from tts.textgen.generator import StopMatcher, TextGenerator, TextPiece, TextRequest
+from tts.textgen.generator import StopMatcher, TextGenerator, TextPiece
 
 
 class Recorded:
@@ -65,11 +65,11 @@ def prompts(tiny_checkpoint: Path) -> PromptBuilder:
 def write(
     prompts: PromptBuilder, client: Recorded, stops: tuple[str, ...] = (), min_tokens: int = 0
 ) -> list[TextPiece]:
-    request = TextRequest("r", (1,), SamplingParams(min_tokens=min_tokens), stops)
+    request = Request("r", (1,), SamplingParams(min_tokens=min_tokens))
 
     async def read() -> list[TextPiece]:
         generator = TextGenerator(client, prompts)  # type: ignore[arg-type]
-        return [piece async for piece in generator.write(request)]
+        return [piece async for piece in generator.write(request, stops)]
 
     return asyncio.run(read())
 
@@ -155,12 +155,11 @@ def test_failures_of_the_engine_are_errors(prompts: PromptBuilder) -> None:
 
 
 def test_a_stop_string_frees_the_engine(service: Service) -> None:
-    def request(*stops: str) -> TextRequest:
-        return TextRequest("r", tuple(b"hello"), SamplingParams(seed=3, max_tokens=900), stops)
+    request = Request("r", tuple(b"hello"), SamplingParams(seed=3, max_tokens=900))
 
     async def text(*stops: str) -> str:
         generator = TextGenerator(service.client, service.prompts)
-        return "".join([piece.text async for piece in generator.write(request(*stops))])
+        return "".join([piece.text async for piece in generator.write(request, stops)])
 
     async def ask() -> None:
         free = await text()

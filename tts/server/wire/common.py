@@ -100,14 +100,13 @@ def optional(message: Message, field: str, default: Any = None) -> Any:
     return plain_float(value) if isinstance(value, float) else value
 
 
-def read_sampling(proto: common_pb2.SamplingParams) -> SamplingOverrides:
-    """Return a request's sampling overrides; their ranges are checked by their user."""
-    given: dict[str, Any] = {
+def given_sampling(proto: common_pb2.SamplingParams) -> dict[str, Any]:
+    """Return the fields of `SamplingOverrides` that a request gives, in any range."""
+    return {
         field.name: plain_float(value) if isinstance(value, float) else value
         for field, value in proto.ListFields()
         if field.name in SAMPLING_FIELDS
     }
-    return SamplingOverrides(**given)
 
 
 def to_duration(seconds: float | None) -> Duration | None:

@@ -21,8 +21,8 @@ from tts.errors import InvalidRequestError
 from tts.server.wire.common import (
     FINISH_REASONS,
     Violations,
+    given_sampling,
     optional,
-    read_sampling,
     to_duration,
     to_timings,
 )
@@ -33,6 +33,7 @@ from tts.speech.types import (
     Done,
     FlushDone,
     MarkTime,
+    SamplingOverrides,
     SegmentTime,
     SessionEvent,
     SpeechEvent,
@@ -181,7 +182,7 @@ def read_config(
         gain_db=optional(proto, "volume_gain_db", 0.0),
         pitch=proto.pitch,
         trim_silence=proto.trim_silence,
-        sampling=read_sampling(proto.sampling),
+        sampling=SamplingOverrides(**given_sampling(proto.sampling)),
         chunking=chunking,
         segment_mode=wrong.member(proto.segment_mode, SEGMENT_MODES, f"{path}.segment_mode"),
         normalization=wrong.member(

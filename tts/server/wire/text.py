@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from llm import RequestError, SamplingParams, TokenLogprob
 from tts.checkpoint.chat import ChatMessage, ChatRole
 from tts.errors import InvalidRequestError
 from tts.factory import TextModel
 from tts.families.prompt import PromptBuilder
-from tts.server.wire.common import Violations, read_sampling
-from tts.speech.types import MAX_PRIORITY, SamplingOverrides
-from tts.text.clean import TextError, check_text
+from tts.server.wire.common import Violations, given_sampling
+from tts.speech.types import MAX_PRIORITY, overridden, sampling_violations
+from tts.text.clean import control_fault
 from tts.v1 import text_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 1024
@@ -30,17 +31,18 @@ ROLES: Mapping[int, ChatRole] = {
 }
 
 
-def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None:
-    """Check the input, which has at most `most` characters or tokens."""
+def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> list[str]:
+    """Check the input, which has at most `most` characters or tokens; return its texts."""
     kind = proto.WhichOneof("input")
     wrong.require(kind is not None, "input", "must have a prompt, chat or token_ids")
-    length = sum(map(len, input_texts(proto)))
+    messages = proto.chat.messages
+    texts = [proto.prompt, *(message.content for message in messages)]
+    length = sum(map(len, texts))
     wrong.require(length <= most, f"input.{kind}", f"is longer than {most} characters")
     most_ids = f"has more than {most} tokens"
     wrong.require(len(proto.token_ids.ids) <= most, "input.token_ids", most_ids)
-    if kind == "prompt":
-        _check_characters(proto.prompt, "input.prompt", wrong)
-    messages = proto.chat.messages
+    if fault := control_fault(proto.prompt):
+        wrong.require(False, "input.prompt", fault)
     wrong.require(
         len(messages) <= MAX_MESSAGES, "input.chat", f"has more than {MAX_MESSAGES} messages"
     )
@@ -48,13 +50,15 @@ def check_input(proto: pb.GenerationInput, most: int, wrong: Violations) -> None
         path = f"input.chat.messages[{index}]"
         known = message.role in ROLES
         wrong.require(known, f"{path}.role", f"{message.role} is not a known value")
-        _check_characters(message.content, f"{path}.content", wrong)
+        if fault := control_fault(message.content):
+            wrong.require(False, f"{path}.content", fault)
+    return texts
 
 
-def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOverrides:
-    """Check the fields of a config; return its sampling overrides."""
-    asked = read_sampling(config.sampling)
-    wrong += asked.violations("config.sampling")
+def check_config(config: pb.GenerationConfig, wrong: Violations) -> dict[str, Any]:
+    """Check the fields of a config; return the sampling parameters that it gives."""
+    given = given_sampling(config.sampling)
+    wrong += sampling_violations(given, "config.sampling")
     stops = config.sampling.stop
     wrong.require(
         len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops),
@@ -70,7 +74,7 @@ def check_config(config: pb.GenerationConfig, wrong: Violations) -> SamplingOver
     wrong.require(
         abs(config.priority) <= MAX_PRIORITY, "config.priority", f"must be in ±{MAX_PRIORITY}"
     )
-    return asked
+    return given
 
 
 def check_embed(request: pb.EmbedRequest, max_characters: int) -> None:
@@ -82,21 +86,10 @@ def check_embed(request: pb.EmbedRequest, max_characters: int) -> None:
         wrong.require(0 < len(request.inputs) <= most, "inputs", f"must be 1 to {most} texts")
         for index, text in enumerate(request.inputs[:most]):
             field = f"inputs[{index}]"
-            _check_characters(text, field, wrong)
+            if fault := control_fault(text):
+                wrong.require(False, field, fault)
             fits = 0 < len(text) <= max_characters
             wrong.require(fits, field, f"must have 1 to {max_characters} characters")
-
-
-def _check_characters(text: str, field: str, wrong: Violations) -> None:
-    try:
-        check_text(text)
-    except TextError as error:
-        wrong.require(False, field, error.violations[0].description)
-
-
-def input_texts(proto: pb.GenerationInput) -> list[str]:
-    """Return the texts of an input."""
-    return [proto.prompt, *(message.content for message in proto.chat.messages)]
 
 
 def prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, ...]:
@@ -114,16 +107,16 @@ def prompt_ids(proto: pb.GenerationInput, prompts: PromptBuilder) -> tuple[int, 
 
 
 def read_text_sampling(
-    config: pb.GenerationConfig, asked: SamplingOverrides, model: TextModel
+    config: pb.GenerationConfig, given: Mapping[str, Any], model: TextModel
 ) -> SamplingParams:
-    """Return the sampling parameters: as `asked` in the config, else the model's defaults."""
-    min_tokens = asked.min_tokens or 0
+    """Return the sampling parameters: those `given` in the config, else the model's defaults."""
+    min_tokens = given.get("min_tokens", 0)
     try:
         return replace(
-            asked.over(model.sampling),
-            seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+            overridden(model.sampling, given),
+            seed=given["seed"] if "seed" in given else secrets.randbits(64),
             min_tokens=min_tokens,
-            max_tokens=asked.max_tokens or max(DEFAULT_MAX_TOKENS, min_tokens),
+            max_tokens=given.get("max_tokens", max(DEFAULT_MAX_TOKENS, min_tokens)),
             stop_token_ids=tuple(
                 dict.fromkeys((*model.stop_token_ids, *config.sampling.stop_token_ids))
             ),
