@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import secrets
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from llm import ConfigError
@@ -58,8 +62,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[2]
 TLS = ROOT / "tests" / "tts" / "tls"
 SERVICERS = [
-    "tts.v1.speech_pb2_grpc.add_SpeechServiceServicer_to_server",
-    "tts.v1.text_pb2_grpc.add_TextServiceServicer_to_server",
+    "tts.cluster.proxy.add_speech_service",
+    "tts.cluster.proxy.add_text_service",
 ]
 NUM_STREAMS = 16
 STORE_BYTES = 80 * 2**20
@@ -127,6 +131,7 @@ def serve_cluster(tiny_checkpoint: Path) -> Iterator[ServeCluster]:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", str(round(HANG_S)))
         # The proxy of the first node would use replicas there until they are full.
         patch.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
         node = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
@@ -239,6 +244,8 @@ def test_failures_have_codes_and_details(serve_cluster: ServeCluster) -> None:
                 wrong = await error_of(call)
                 assert fields_of(wrong) == ["input.text"]
                 assert wrong.details() == "input.text: is empty"
+            streamed = speech.SynthesizeStream(stream_request(""), metadata=allowed)
+            assert fields_of(await error_of_first(streamed)) == ["input.text"]
             session = [session_config(), say("\0")]
             wrong = await error_of(speech.StreamingSynthesize(iter(session), metadata=allowed))
             assert fields_of(wrong) == ["text"]
@@ -251,6 +258,13 @@ def test_failures_have_codes_and_details(serve_cluster: ServeCluster) -> None:
     flags = {"auth-token": "secret", "max-concurrent-requests": 1, "max-queued-requests": 0}
     with serve_cluster.application(flags, max_ongoing_requests=8) as address:
         run(ask(address))
+
+
+async def error_of_first(call: Any) -> grpc.aio.AioRpcError:
+    """Return the error of a stream that ends without a response."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value
 
 
 async def check_busy(speech: SpeechServiceStub, allowed: Any) -> None:
@@ -348,6 +362,78 @@ def test_no_call_fails_while_replicas_are_replaced(serve_cluster: ServeCluster) 
 
     with serve_cluster.application(num_replicas=2) as address:
         run(ask(address))
+
+
+def test_a_lost_replica_ends_calls_as_unavailable(serve_cluster: ServeCluster) -> None:
+    """Also calls that no response has been sent to, and which wait in its queue."""
+
+    async def ask(address: str) -> None:
+        async with clients(address) as made:
+            session = made.speech.StreamingSynthesize()
+            await session.write(session_config())
+            assert (await session.read()).HasField("started")
+            waiting = made.speech.Synthesize(unary_request())
+            for _ in range(10):  # by then the replica has the call before them
+                await made.speech.ListVoices(pb.ListVoicesRequest())
+            kill_replicas()
+            for lost in (await error_of(waiting), await error_of_first(session)):
+                assert lost.code() is grpc.StatusCode.UNAVAILABLE
+                assert lost.details() == "the replica was lost; try again"
+                assert reason_of(lost) == "ENGINE_LOST"
+                assert retry_s(lost) > 0
+            assert (await made.speech.Synthesize(unary_request())).audio
+
+    flags = {"max-concurrent-requests": 1, "max-queued-requests": 4}
+    with serve_cluster.application(flags) as address:
+        run(ask(address))
+
+
+def kill_replicas() -> None:
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].startswith("SERVE_REPLICA::"):
+            ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
+
+
+def test_the_configuration_file_serves_an_application_for_each_model(
+    serve_cluster: ServeCluster, tmp_path: Path
+) -> None:
+    """That of deploy/, for the cluster that runs already, and with a second application."""
+    from ray import serve
+
+    data = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text(encoding="utf-8"))
+    assert data["grpc_options"]["grpc_servicer_functions"] == SERVICERS
+    (first,) = data["applications"]
+    first["args"] |= serve_cluster.flags | {"model.served-model-name": "first"}
+    first["deployments"][0]["ray_actor_options"] = {"num_cpus": 1}
+    second = copy.deepcopy(first) | {"name": "second", "route_prefix": "/second"}
+    second["args"]["model.served-model-name"] = "second"
+    data["applications"].append(second)
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(data))
+
+    async def models(address: str, application: str) -> list[str]:
+        async with clients(address) as made:
+            metadata = (("application", application),)
+            request = pb.GetServerInfoRequest()
+            info = await made.speech.GetServerInfo(request, metadata=metadata)
+            assert info.limits.max_streams_per_client == 10_000
+            return [model.name for model in info.models]
+
+    async def unnamed(address: str) -> None:
+        async with clients(address) as made:
+            wrong = await error_of(made.speech.Synthesize(unary_request()))
+            assert wrong.code() is grpc.StatusCode.NOT_FOUND
+            assert "Application metadata not set" in (wrong.details() or "")
+
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", str(file)]
+    address = ("--address", serve_cluster.cluster.address)
+    subprocess.run([*command, *address], cwd=ROOT, check=True, timeout=HANG_S)
+    until(lambda: {a.status for a in serve.status().applications.values()} == {"RUNNING"})
+    assert run(models(serve_cluster.address, "sonant")) == ["first"]
+    assert run(models(serve_cluster.address, "second")) == ["second"]
+    run(unnamed(serve_cluster.address))
+    serve.delete("sonant")
+    serve.delete("second")
 
 
 def test_a_lost_node_ends_its_own_streams_only(serve_cluster: ServeCluster) -> None:

@@ -4,7 +4,8 @@ client ═▶ Serve's gRPC proxy ─▶ replica: SpeechDeployment ─▶ the ser
 
 The servicers are those of `tts.serve`; `CallContext` is their gRPC context. Serve sends the details
 of a status only together with a response, and makes INTERNAL with a stack trace of an exception. So
-no call raises: its last response carries the status.
+no call raises: after a failure an empty response carries the status, which `tts.cluster.proxy`
+leaves out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tts.cluster.flags import parsed_flags
 from tts.config.environment import prepare_libraries
 from tts.config.pipeline import PrometheusMetricsMode, config_from_args
 from tts.config.server import ServerConfig
-from tts.errors import EngineLostError, TTSError, UnavailableError
+from tts.errors import TTSError, UnavailableError
 from tts.factory import create_service
 from tts.observe.logs import configure_logging
 from tts.processes.collector import tune_gc
@@ -35,7 +36,6 @@ from tts.server.access import AccessControl
 from tts.server.context import ServerContext
 from tts.server.interceptor import admitted
 from tts.server.speech_service import SpeechServicer
-from tts.server.status import DETAILS_KEY, status_of
 from tts.server.text_service import TextServicer
 from tts.v1 import speech_pb2, text_pb2
 
@@ -58,8 +58,6 @@ NOT_SERVED = (
 )
 """Fields of ServerConfig for listeners and processes that a replica does not have."""
 MAX_REMEMBERED = 64  # ids of a replica that Serve's proxies know; the least recent one leaves
-
-_LOST = status_of(EngineLostError("the replica that served this call was lost; try again"))
 
 
 class CallContext:
@@ -87,16 +85,7 @@ class CallContext:
         self._context.set_trailing_metadata(list(metadata))
 
     async def write(self, response: Message) -> None:
-        """Send a response of a stream.
-
-        The proxy ends the call with the status of the last response that it has received. That of
-        all but the last one says that the replica was lost.
-        """
-        if _is_last(response):
-            self._set_status(grpc.StatusCode.OK, "OK", ())
-        else:
-            details = ((DETAILS_KEY, _LOST.to_proto().SerializeToString()),)
-            self._set_status(_LOST.code, _LOST.message, details)
+        """Send a response of a stream."""
         self.responses.put_nowait(response)
 
     async def abort(
@@ -107,25 +96,10 @@ class CallContext:
     ) -> NoReturn:
         """End the call with a status. Raises AbortError."""
         self.has_failed = True
-        self._set_status(code, message, metadata)
-        raise grpc.aio.AbortError
-
-    def _set_status(
-        self,
-        code: grpc.StatusCode,
-        message: str,
-        metadata: tuple[tuple[str, str | bytes], ...],
-    ) -> None:
         self._context.set_code(code)
         self._context.set_details(message)
         self.set_trailing_metadata(metadata)
-
-
-def _is_last(response: Message) -> bool:
-    """Return whether this is the last response of a stream that ends well."""
-    if isinstance(response, text_pb2.GenerateSpeechResponse):
-        response = response.speech
-    return bool(response.HasField("done"))
+        raise grpc.aio.AbortError
 
 
 class SpeechDeployment:
