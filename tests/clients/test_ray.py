@@ -65,6 +65,8 @@ SERVICERS = [
     "tts.cluster.proxy.add_speech_service",
     "tts.cluster.proxy.add_text_service",
 ]
+PAGE = (ROOT / "docs" / "parallelism.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 NUM_STREAMS = 16
 STORE_BYTES = 80 * 2**20
 REPLICA = {"ray_actor_options": {"num_cpus": 1}}
@@ -131,31 +133,32 @@ def serve_cluster(tiny_checkpoint: Path) -> Iterator[ServeCluster]:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_raylet_start_wait_time_s", str(round(HANG_S)))
         # The proxy of the first node would use replicas there until they are full.
         patch.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
         node = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 2})
-        second = cluster.add_node(**node, num_cpus=2)
-        ray.init(cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes()
-        port = free_port()
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": "127.0.0.1", "port": free_port()},
-            grpc_options=gRPCOptions(port=port, grpc_servicer_functions=SERVICERS),
-        )
-        flags = {
-            "model": str(tiny_checkpoint),
-            "audio-decoder": "embedded",
-            "max-batch-size": 16,
-            "model.kv-cache.kv-cache-page-size": 16,
-            "model.kv-cache.num-pages": 512,
-        }
-        yield ServeCluster(cluster, second, f"127.0.0.1:{port}", flags)
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+        try:
+            second = cluster.add_node(**node, num_cpus=2)
+            ray.init(cluster.address, log_to_driver=False)
+            cluster.wait_for_nodes()
+            port = free_port()
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": "127.0.0.1", "port": free_port()},
+                grpc_options=gRPCOptions(port=port, grpc_servicer_functions=SERVICERS),
+            )
+            flags = {
+                "model": str(tiny_checkpoint),
+                "audio-decoder": "embedded",
+                "max-batch-size": 16,
+                "model.kv-cache.kv-cache-page-size": 16,
+                "model.kv-cache.num-pages": 512,
+            }
+            yield ServeCluster(cluster, second, f"127.0.0.1:{port}", flags)
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @dataclass(frozen=True)
@@ -397,7 +400,7 @@ def kill_replicas() -> None:
 def test_the_configuration_file_serves_an_application_for_each_model(
     serve_cluster: ServeCluster, tmp_path: Path
 ) -> None:
-    """That of deploy/, for the cluster that runs already, and with a second application."""
+    """Run the file of deploy/ in the cluster, with a second application."""
     from ray import serve
 
     data = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text(encoding="utf-8"))
@@ -603,3 +606,35 @@ def test_arguments_are_those_of_the_command() -> None:
     for model_class in (ServerConfig, AudioGenerationConfig):
         assert flag_values(read, model_class) == flag_values(parsed_flags(flags), model_class)
     assert flag_values(read, AudioGenerationConfig)["model"]["model_path"] == "./a b"
+
+
+# --- the documentation
+
+
+def test_the_example_of_the_page_is_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve
+
+    made: list[tuple[Any, str]] = []
+    monkeypatch.setattr(serve, "run", lambda target, name: made.append((target, name)))
+    (example,) = (snippet for snippet in SNIPPETS if "create_application" in snippet)
+    exec(compile(example, "docs/parallelism.md", "exec"), {})
+    ((application, name),) = made
+    assert name == "sonant"
+    assert isinstance(application, serve.Application)
+
+
+def test_the_example_of_the_page_places_servers(
+    serve_cluster: ServeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On CPUs, on free ports and with other files than the page has."""
+    (example,) = (snippet for snippet in SNIPPETS if "place_servers" in snippet)
+    for stated, own in (
+        ('"port": 50051', f'"port": 0, **{serve_cluster.flags}'),
+        ("/etc/sonant", str(TLS)),
+        ("(3, flags, num_gpus=1)", "(1, flags, num_cpus=0.5)"),
+    ):
+        assert stated in example
+        example = example.replace(stated, own)
+    monkeypatch.setattr(ray, "init", lambda address: None)  # the test has done so
+    exec(compile(example, "docs/parallelism.md", "exec"), {})
+    assert re.fullmatch(r"\['[\d.]+:\d+'\]\n", capsys.readouterr().out)
