@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 
 from llm import ConfigError
 from tests.deadlines import HANG_S
-from tests.tts.server_process import SERVING, is_running
+from tests.tts.server_process import SERVING, command_line, is_running
 from tests.tts.serving import (
     CHANNEL_OPTIONS,
     TEXT,
@@ -395,6 +397,49 @@ def kill_replicas() -> None:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["name"].startswith("SERVE_REPLICA::"):
             ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
+
+
+def test_a_replica_whose_engine_stops_is_replaced(serve_cluster: ServeCluster) -> None:
+    """Its model is split over two ranks, one of which is killed; none is left at the end."""
+
+    async def ask(address: str) -> bytes:
+        async with clients(address) as made:
+            return bytes((await made.speech.Synthesize(unary_request())).audio)
+
+    async def lose_rank(address: str) -> None:
+        async with clients(address) as made:
+            session = made.speech.StreamingSynthesize()
+            await session.write(session_config())
+            assert (await session.read()).HasField("started")
+            await session.write(say(TEXT))
+            (rank,) = ranks()
+            os.kill(rank, signal.SIGKILL)
+            await session.done_writing()
+            lost = await error_of_reading(session)
+            assert lost.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(lost) == "ENGINE_LOST"
+
+    flags = {"model.device-specs": "cpu,cpu"}
+    with serve_cluster.application(flags, health_check_period_s=1) as address:
+        expected = run(ask(address))
+        (before,) = ranks()
+        run(lose_rank(address))
+        until(lambda: ranks() not in ([], [before]))
+        until(lambda: serve_cluster.num_running() == 1)
+        assert run(ask(address)) == expected
+    until(lambda: not ranks())
+
+
+def ranks() -> list[int]:
+    """Return the ids of the processes of ranks that belong to replicas."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        if "llm.pipeline.rank_process" in command_line(int(folder.name)):
+            status = (folder / "status").read_text()
+            parent = re.search(r"^PPid:\t(\d+)$", status, re.MULTILINE)
+            if parent and "ServeReplica" in " ".join(command_line(int(parent[1]))):
+                found.append(int(folder.name))
+    return found
 
 
 def test_the_configuration_file_serves_an_application_for_each_model(

@@ -11,6 +11,7 @@ leaves out.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from tts.config.server import ServerConfig
 from tts.errors import TTSError, UnavailableError
 from tts.factory import create_service
 from tts.observe.logs import configure_logging
+from tts.processes.child import end_process
 from tts.processes.collector import tune_gc
 from tts.serve import read_config
 from tts.server.access import AccessControl
@@ -38,6 +40,8 @@ from tts.server.interceptor import admitted
 from tts.server.speech_service import SpeechServicer
 from tts.server.text_service import TextServicer
 from tts.v1 import speech_pb2, text_pb2
+
+logger = logging.getLogger("tts.cluster")
 
 NAME = "Sonant"
 """Name of the deployment, for options in a configuration file of Serve."""
@@ -57,6 +61,7 @@ NOT_SERVED = (
     "unload_after_s",
 )
 """Fields of ServerConfig for listeners and processes that a replica does not have."""
+FAILED = 1  # exit status of a replica that has lost a part of its engine
 MAX_REMEMBERED = 64  # ids of a replica that Serve's proxies know; the least recent one leaves
 
 
@@ -118,7 +123,9 @@ class SpeechDeployment:
             raise ConfigError("prometheus_metrics_mode: Ray exports the metrics of its deployments")
         self._host = ServerContext(server)
         self._access = AccessControl(server)
-        self._service = await asyncio.to_thread(create_service, config.model, server, config.text)
+        self._service = await asyncio.to_thread(
+            create_service, config.model, server, config.text, on_ranks_lost=_ranks_lost
+        )
         await self._service.warm_up()
         tune_gc()
         self._host.serve(self._service)
@@ -174,6 +181,12 @@ class SpeechDeployment:
         finally:
             running.cancel()
             await asyncio.wait((running,))
+
+
+def _ranks_lost(reason: str) -> NoReturn:
+    """End the replica with its calls at once; the steps of the other ranks would fail anyway."""
+    logger.error("%s: the replica ends", reason)
+    end_process(FAILED)
 
 
 def _handler(method: MethodDescriptor) -> Callable[..., Any]:
