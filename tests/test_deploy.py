@@ -15,6 +15,7 @@ import yaml
 
 from tts import health, serve
 from tts.__main__ import COMMANDS
+from tts.cluster.flags import parsed_flags
 from tts.config.pipeline import AudioGenerationConfig, PrometheusMetricsMode, config_from_args
 from tts.config.server import ServerConfig
 from tts.observe.metrics import Metrics
@@ -204,3 +205,33 @@ def test_the_autoscaler_reads_a_metric_that_is_exported() -> None:
 def test_clients_of_the_headless_service_reconnect() -> None:
     assert SERVICES[0]["spec"]["clusterIP"] == "None"
     assert server_config("kubernetes").max_connection_age_s
+
+
+def test_envoy_finds_the_ports_of_ray_serve() -> None:
+    served, envoy = (
+        yaml.safe_load((DEPLOY / "ray" / name).read_text(encoding="utf-8"))
+        for name in ("serve.yaml", "envoy.yaml")
+    )
+    (cluster,) = envoy["static_resources"]["clusters"]
+    (endpoint,) = (
+        e["endpoint"] for e in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    )
+    assert endpoint["address"]["socket_address"]["port_value"] == served["grpc_options"]["port"]
+    assert endpoint["health_check_config"]["port_value"] == served["http_options"]["port"]
+    (application,) = served["applications"]
+    (route,) = (
+        envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    )["route_config"]["virtual_hosts"][0]["routes"]
+    (added,) = route["request_headers_to_add"]
+    assert added["header"] == {"key": "application", "value": application["name"]}
+
+
+def test_flags_of_ray_serve_are_those_of_the_server() -> None:
+    data = yaml.safe_load((DEPLOY / "ray" / "serve.yaml").read_text(encoding="utf-8"))
+    (application,) = data["applications"]
+    config = config_from_args(ServerConfig, parsed_flags(application["args"]), environ={})
+    (deployment,) = application["deployments"]
+    running = config.max_concurrent_requests
+    assert deployment["max_ongoing_requests"] == running + config.max_queued_requests
+    assert deployment["autoscaling_config"]["target_ongoing_requests"] < running
+    assert deployment["graceful_shutdown_timeout_s"] >= config.max_audio_duration_s

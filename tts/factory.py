@@ -125,12 +125,14 @@ def create_service(
     config: AudioGenerationConfig | None = None,
     server: ServerConfig | None = None,
     text: AudioGenerationConfig | None = None,
+    on_ranks_lost: Callable[[str], None] | None = None,
 ) -> Service:
     """Load a model and start its engine; block until both are done.
 
     `config` None, or one without a model path, means the built-in voice; `server` limits voices,
     prompts, audio and readers; `text` is the configuration of a second model for requests for
-    text. Raises CheckpointError, ConfigError, CapacityError and DecoderConfigError.
+    text; `on_ranks_lost` as in `llm.create_engine`. Raises CheckpointError, ConfigError,
+    CapacityError and DecoderConfigError.
     """
     config = with_model(config)
     if config.pipeline_role is not PipelineRole.PrefillAndDecode:
@@ -139,9 +141,11 @@ def create_service(
             "least 1: engines with roles are processes of their own"
         )
     checkpoint = open_checkpoint(config)
-    client, info = create_engine_client(config, server, checkpoint)
+    client, info = create_engine_client(config, server, checkpoint, on_ranks_lost)
     service = connect_service(config, server, client, info, checkpoint=checkpoint)
-    return service if text is None else with_text_model(service, create_service(text, server))
+    if text is None:
+        return service
+    return with_text_model(service, create_service(text, server, on_ranks_lost=on_ranks_lost))
 
 
 def with_text_model(service: Service, text: Service) -> Service:

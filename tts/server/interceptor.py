@@ -13,8 +13,8 @@ HTTP/2's initial window of 64 KiB.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -85,10 +85,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Serve one call; return the response of a method with a single response."""
         client = client_of(context.peer())
         try:
-            if self._access.needs_token and not method.startswith(HEALTH):
-                authorization = _authorization(context.invocation_metadata() or ())
-                self._access.check_token(authorization, is_admin_call=method in ADMIN_METHODS)
-            with nullcontext() if method == UNCOUNTED else self._access.counted(client):
+            with admitted(self._access, method, context):
                 if handler.request_streaming:
                     async with aclosing(self._messages(handler, method, requests, client)) as read:
                         return await _answer(handler.stream_stream, read, context)
@@ -122,6 +119,22 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 return
             yield message
             is_first = False
+
+
+@contextmanager
+def admitted(
+    access: AccessControl, method: str, context: grpc.aio.ServicerContext
+) -> Iterator[None]:
+    """Count an open call of "/package.Service/Name" among those of its client.
+
+    Raises UnauthenticatedError, ForbiddenError or StreamLimitError for one that is refused.
+    """
+    if access.needs_token and not method.startswith(HEALTH):
+        authorization = _authorization(context.invocation_metadata() or ())
+        access.check_token(authorization, is_admin_call=method in ADMIN_METHODS)
+    client = client_of(context.peer())
+    with nullcontext() if method == UNCOUNTED else access.counted(client):
+        yield
 
 
 async def _next(handler: grpc.RpcMethodHandler, method: str, requests: Requests) -> object | None:
