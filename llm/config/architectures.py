@@ -15,7 +15,8 @@ from llm.errors import CheckpointError, ConfigError
 FLOATS = tuple(map(QuantizationEncoding, ("float32", "float16", "bfloat16")))
 HELD_AS = (
     *FLOATS,
-    *map(QuantizationEncoding, ("int8", "float8_e4m3fn", "gptq", "q4_0", "q4_k", "q6_k")),
+    *map(QuantizationEncoding, ("int8", "float8_e4m3fn", "float4_e2m1fnx2")),
+    *map(QuantizationEncoding, ("gptq", "q4_0", "q4_k", "q6_k")),
 )
 
 

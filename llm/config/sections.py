@@ -30,8 +30,8 @@ class QuantizationEncoding(StrEnum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"  # weight-only, one scale per output row, CPU
     FLOAT8_E4M3FN = "float8_e4m3fn"  # layers' matrices and their inputs
-    FLOAT4_E2M1FNX2 = "float4_e2m1fnx2"
     # keep the matrices of a checkpoint that is stored so
+    FLOAT4_E2M1FNX2 = "float4_e2m1fnx2"  # NVFP4
     GPTQ = "gptq"
     Q4_K = "q4_k"
     Q4_0 = "q4_0"
@@ -49,11 +49,14 @@ class QuantizationEncoding(StrEnum):
 _BOTH = tuple(
     map(
         QuantizationEncoding,
-        ("float32", "bfloat16", "float8_e4m3fn", "gptq", "q4_k", "q4_0", "q6_k"),
+        (
+            *("float32", "bfloat16", "float8_e4m3fn", "float4_e2m1fnx2"),
+            *("gptq", "q4_k", "q4_0", "q6_k"),
+        ),
     )
 )
 CPU_ENCODINGS = frozenset({*_BOTH, QuantizationEncoding.INT8})
-GPU_ENCODINGS = frozenset({*_BOTH, *map(QuantizationEncoding, ("float16", "float4_e2m1fnx2"))})
+GPU_ENCODINGS = frozenset({*_BOTH, QuantizationEncoding.FLOAT16})
 
 
 def switch(name: str, text: str) -> bool:
@@ -122,9 +125,9 @@ class ModelConfig(StrictModel):
     quantization_encoding: QuantizationEncoding | None = Field(
         default=None,
         description="number format of weights, float16 on a GPU and int8 on a CPU only; "
-        "float8_e4m3fn is that of the layers' matrices and their inputs; gptq, q4_0, q4_k and q6_k "
-        "keep the packed matrices of a checkpoint that is stored so (default: the checkpoint's, or "
-        "best for the device)",
+        "float8_e4m3fn is that of the layers' matrices and their inputs; gptq, q4_0, q4_k, q6_k "
+        "and float4_e2m1fnx2 keep the packed matrices of a checkpoint that is stored so (default: "
+        "the checkpoint's, or best for the device)",
     )
     device_specs: list[str] = Field(
         default_factory=lambda: ["cpu"],

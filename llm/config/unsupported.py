@@ -16,10 +16,6 @@ UNSUPPORTED_FIELDS: dict[str, str] = {
 
 
 UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
-    "model.quantization_encoding": {
-        "float4_e2m1fnx2": "weights are held as float32, float16, bfloat16, int8, float8_e4m3fn or "
-        "packed as they are stored, in integers of 4 to 8 bits",
-    },
     "speculative.speculative_method": dict.fromkeys(
         ("eagle", "mtp"), "drafts come from a model of their own"
     ),

@@ -16,7 +16,7 @@ from llm.config.architectures import FALLBACK, find_architecture
 from llm.errors import ConfigError
 from llm.models.gguf import GGUFFile, packed_kinds
 from llm.models.hf_config import HuggingFaceConfig
-from llm.models.packed_weights import read_packing
+from llm.models.packed_weights import NVFP4, read_packing
 from llm.models.pickle_weights import gguf_file
 from llm.models.pooling import is_embedding_model
 
@@ -36,6 +36,7 @@ PACKED = (
     QuantizationEncoding.Q4_0,
     QuantizationEncoding.Q4_K,
     QuantizationEncoding.Q6_K,
+    QuantizationEncoding.FLOAT4_E2M1FNX2,
 )
 """Formats that keep the matrices of a checkpoint that is stored so."""
 DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN, *PACKED)
@@ -89,7 +90,7 @@ def choose_encoding(config: ModelConfig, huggingface_config: HuggingFaceConfig) 
 def packed_formats(config: ModelConfig, facts: HuggingFaceConfig) -> tuple[str, ...]:
     """Return the formats of a checkpoint's matrices that can be held as they are stored.
 
-    They are those of a GGUF file, or gptq, awq or compressed-tensors.
+    They are those of a GGUF file, or gptq, awq, compressed-tensors or float4_e2m1fnx2 (NVFP4).
     """
     path = gguf_file(Path(config.model_path), config.weight_path) if config.model_path else None
     if path is not None:
@@ -97,7 +98,8 @@ def packed_formats(config: ModelConfig, facts: HuggingFaceConfig) -> tuple[str, 
     packing = read_packing(facts)
     if packing is None:
         return ()
-    return ("compressed-tensors" if packing.method == "packed" else packing.method,)
+    names = {"packed": "compressed-tensors", NVFP4: QuantizationEncoding.FLOAT4_E2M1FNX2.value}
+    return (names.get(packing.method, packing.method),)
 
 
 @lru_cache(maxsize=8)

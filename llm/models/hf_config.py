@@ -10,7 +10,7 @@ from typing import Any
 
 from llm.errors import CheckpointError
 
-COMPRESSED = ("int-quantized", "pack-quantized", "float-quantized")
+COMPRESSED = ("int-quantized", "pack-quantized", "float-quantized", "nvfp4-pack-quantized")
 NESTED_KEYS = ("text_config", "talker_config")
 """Keys of the language model's part in models of several parts."""
 

@@ -1,4 +1,4 @@
-"""Four-bit checkpoints: GPTQ, AWQ and compressed-tensors (pack-quantized), as they are or expanded.
+"""Four-bit checkpoints: GPTQ, AWQ and compressed-tensors, as they are or expanded.
 
 A 32-bit word holds eight 4-bit numbers q, the first in the lowest bits unless noted. A weight is
 (q - z) × s with the scale s and the zero point z of its group of consecutive inputs.
@@ -9,6 +9,10 @@ A 32-bit word holds eight 4-bit numbers q, the first in the lowest bits unless n
            scales [groups, out]
     packed weight_packed [out, in/8]; weight_zero_point [out/8, groups], else 8;
            weight_scale [out, groups]; weight_shape
+
+NVFP4 (nvfp4-pack-quantized) has floating-point numbers of four bits, two in a byte of weight_packed
+[out, in/2], times weight_scale [out, in/16] (float8) / weight_global_scale [1]. Their doubles are
+integers: they are held as those of eight bits, in groups of 16. Activations are not rounded.
 """
 
 from __future__ import annotations
@@ -32,19 +36,24 @@ T = TypeVar("T")
 BITS = 4
 PER_WORD = 8
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+NVFP4, NVFP4_GROUP = "nvfp4", 16
+E2M1_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12)
+"""Twice the numbers of a sign, two bits of exponent and one of mantissa, without the sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Layout of a checkpoint's matrices of four bits."""
 
-    method: str  # gptq, awq or packed
+    method: str  # gptq, awq, packed or nvfp4
     zero_offset: int = 0  # added to stored zero points
     group_size: int = -1  # inputs of a group; -1: all
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the endings of a matrix's tensors, the words first."""
+        if self.method == NVFP4:
+            return ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
         if self.method == "packed":
             return ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
         return ("qweight", "scales", "qzeros", "g_idx")
@@ -58,6 +67,8 @@ class Packing:
         if len(words) != 2:
             raise CheckpointError(f"packed weights have the shape {list(words)}, not two sizes")
         rows, columns = words
+        if self.method == NVFP4:
+            return rows, columns * 2
         if self.method == "gptq":
             return columns, rows * PER_WORD
         return (columns * PER_WORD, rows) if self.method == "awq" else (rows, columns * PER_WORD)
@@ -86,19 +97,33 @@ def read_packing(config: HuggingFaceConfig) -> Packing | None:
         return Packing("awq", 0, _group_size(config, keys))
     if (method, keys.get("format")) == ("compressed-tensors", "pack-quantized"):
         return _read_groups(config, keys)
+    if (method, keys.get("format")) == ("compressed-tensors", "nvfp4-pack-quantized"):
+        weights = _weights_of_groups(config, keys)[1]
+        require(config, weights.get("num_bits"), (BITS,), "num_bits")
+        require(config, weights.get("type"), ("float",), "type")
+        require(config, weights.get("group_size"), (NVFP4_GROUP,), "group_size")
+        return Packing(NVFP4, 0, NVFP4_GROUP)
     return None
 
 
 def _read_groups(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> Packing:
+    group, weights = _weights_of_groups(config, keys)
+    require(config, weights.get("num_bits"), (BITS,), "num_bits")
+    require(config, weights.get("type", "int"), ("int",), "type")
+    require(config, group.get("input_activations"), (None,), "input_activations")
+    return Packing("packed", 0, _group_size(config, weights))
+
+
+def _weights_of_groups(
+    config: HuggingFaceConfig, keys: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the only group of modules, and what it says of weights."""
     groups = keys.get("config_groups")
     found = list(groups.values()) if isinstance(groups, dict) else []
     weights = [group.get("weights") for group in found if isinstance(group, dict)]
     if len(weights) != 1 or not isinstance(weights[0], dict):
         raise CheckpointError(f"{config.path}: quantization_config needs one of config_groups")
-    require(config, weights[0].get("num_bits"), (BITS,), "num_bits")
-    require(config, weights[0].get("type", "int"), ("int",), "type")
-    require(config, found[0].get("input_activations"), (None,), "input_activations")
-    return Packing("packed", 0, _group_size(config, weights[0]))
+    return found[0], weights[0]
 
 
 def _group_size(config: HuggingFaceConfig, keys: Mapping[str, Any]) -> int:
@@ -134,9 +159,9 @@ class PackedWeights(Weights):
         self._packing = packing
         self.format = weights.format
         self._stored = weights.info()
-        words, scales, zeros, *_ = packing.parts
+        words, scales, third, *_ = packing.parts
         self._names = [n.removesuffix(f".{words}") for n in self._stored if n.endswith(f".{words}")]
-        needed = (scales,) if packing.method == "packed" else (scales, zeros)
+        needed = (scales,) if packing.method == "packed" else (scales, third)
         for name in self._names:
             for part in needed:
                 if f"{name}.{part}" not in self._stored:
@@ -172,8 +197,10 @@ class PackedWeights(Weights):
                 groups = self._weights.tensor(f"{module}.{order}")
                 if not _is_in_order(groups.long(), size):
                     continue
+            is_float = self._packing.method == NVFP4
+            has_minimums = not is_float and f"{module}.{zeros}" in self._stored
             found[f"{module}.weight"] = group_bytes(
-                (num_out, num_in), size, bits=BITS, has_minimums=f"{module}.{zeros}" in self._stored
+                (num_out, num_in), size, bits=8 if is_float else BITS, has_minimums=has_minimums
             )
         return found
 
@@ -204,6 +231,9 @@ class PackedWeights(Weights):
 
 def expand(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the matrix [out, in] in float32. Raises `ValueError` for sizes that do not fit."""
+    if packing.method == NVFP4:
+        numbers, scales = _read_float4(parts)
+        return numbers.float().view(*scales.shape, -1).mul_(scales[..., None]).flatten(1)
     found = _read_numbers(packing, parts)
     zero, scale = found.zero[found.group], found.scale[found.group]
     return ((found.values - zero).float() * scale).t().contiguous()
@@ -213,6 +243,9 @@ def pack(packing: Packing, parts: Mapping[str, Tensor]) -> Groups | None:
     """Return the matrix in groups; None where inputs are not in the order of their groups, and for
     groups of less than 16 inputs. Raises `ValueError` for sizes that do not fit.
     """
+    if packing.method == NVFP4:
+        numbers, scales = _read_float4(parts)
+        return Groups.pack(numbers, scales, None, NVFP4_GROUP)
     found = _read_numbers(packing, parts)
     size = packing.group_of(len(found.values))
     if not _is_in_order(found.group, size):
@@ -221,6 +254,23 @@ def pack(packing: Packing, parts: Mapping[str, Tensor]) -> Groups | None:
     if bool((found.zero != MIDDLE).any()):
         minimums = (found.zero * -found.scale).t()
     return Groups.pack(found.values.t().to(torch.uint8), found.scale.t(), minimums, size)
+
+
+def _read_float4(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the doubles of NVFP4's numbers, int8 [out, in], and half their scales, float32
+    [out, in / 16].
+    """
+    octets, scales, largest, *_ = (parts.get(part) for part in Packing(NVFP4).parts)
+    assert octets is not None
+    assert scales is not None
+    assert largest is not None
+    table = torch.tensor([*E2M1_DOUBLES, *(-number for number in E2M1_DOUBLES)], dtype=torch.int8)
+    numbers = table[torch.stack([octets & 15, octets >> 4], dim=2).flatten(1).int()]
+    if scales.shape != (len(numbers), numbers.shape[1] // NVFP4_GROUP) or largest.numel() != 1:
+        raise ValueError(f"scales {list(scales.shape)} and {list(largest.shape)}")
+    if numbers.shape[1] % NVFP4_GROUP:
+        raise ValueError(f"{numbers.shape[1]} inputs are not in groups of {NVFP4_GROUP}")
+    return numbers, scales.float() / largest.float() / 2
 
 
 def _is_in_order(group: Tensor, size: int) -> bool:

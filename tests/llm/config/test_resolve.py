@@ -222,7 +222,7 @@ def test_an_architecture_names_its_class(model: str) -> None:
         ("q6_k", True, True),
         ("gptq", True, True),
         ("float8_e4m3fn", True, True),
-        ("float4_e2m1fnx2", False, True),
+        ("float4_e2m1fnx2", True, True),
     ],
 )
 def test_encodings_have_their_devices(encoding: str, cpu: bool, gpu: bool) -> None:

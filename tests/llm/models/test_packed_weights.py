@@ -22,6 +22,10 @@ from tests.llm.llama_checkpoints import MAX_ERROR, all_logits, reference, write_
 
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPED = {"weights": {"num_bits": 4, "type": "int", "group_size": 16}, "input_activations": None}
+FLOAT = {
+    "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    "input_activations": {"num_bits": 4, "type": "float", "group_size": 16},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True},
     "gptq_v2": {
@@ -36,7 +40,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "format": "pack-quantized",
         "config_groups": {"group_0": GROUPED},
     },
+    "nvfp4": {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "config_groups": {"group_0": FLOAT},
+    },
 }
+FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same with a sign
 
 
 def word(numbers: list[int]) -> int:
@@ -68,10 +78,17 @@ class Matrix:
         if method == "gptq":
             self.group = rng.permutation(self.group)
         self.method = method
+        if method == "nvfp4":
+            rounded = torch.from_numpy(rng.uniform(20, 400, self.s.shape)).to(torch.float8_e4m3fn)
+            self.float8, self.largest = rounded, np.float32(3000.7)
+            self.s = rounded.float().numpy() / self.largest
 
     @property
     def value(self) -> Tensor:
-        """Return (q - z) × s, [out, in]."""
+        """Return (q - z) × s, [out, in], or the number of code q × s."""
+        if self.method == "nvfp4":
+            numbers = np.array([*FLOAT4, *(-number for number in FLOAT4)], np.float32)[self.q]
+            return torch.from_numpy((numbers * self.s[self.group]).T.copy())
         rows = [
             (self.q[i] - self.z[g]).astype(np.float32) * self.s[g].astype(np.float32)
             for i, g in enumerate(self.group)
@@ -81,6 +98,14 @@ class Matrix:
     def parts(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint."""
         scales = torch.from_numpy(self.s)
+        if self.method == "nvfp4":
+            codes = torch.from_numpy(self.q.T.astype(np.uint8))
+            return {
+                "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).contiguous(),
+                "weight_scale": self.float8.t().contiguous(),
+                "weight_global_scale": torch.tensor([self.largest]),
+                "input_global_scale": torch.tensor([12.0]),
+            }
         if self.method == "packed":
             return {
                 "weight_packed": pack_columns(self.q.T),
@@ -142,13 +167,14 @@ def write_packed(folder: Path, method: str) -> tuple[Path, Path]:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.sampled_from(["gptq_v2", "awq", "packed"]),
+    st.sampled_from(["gptq_v2", "awq", "packed", "nvfp4"]),
     st.sampled_from([16, 32, 64, 128, -1]),
     st.integers(1, 3),
     st.integers(0, 99),
 )
 def test_matrices_are_held_exactly(method: str, size: int, groups: int, seed: int) -> None:
     """A group of all inputs, too."""
+    size = 16 if method == "nvfp4" else size
     num_in = 96 if size == -1 else size * groups
     matrix = Matrix(np.random.default_rng(seed), num_in, 16, method, num_in if size == -1 else size)
     found = pack(Packing(method.removesuffix("_v2"), 0, size), matrix.parts())
@@ -181,12 +207,14 @@ def test_the_memory_is_known_from_the_headers(tmp_path: Path, method: str) -> No
     assert len(held) == (0 if method == "gptq" else 21)
 
 
-@pytest.mark.parametrize("method", ["gptq", "gptq_v2"])
-def test_the_format_can_be_named(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "name"), [("gptq", "gptq"), ("gptq_v2", "gptq"), ("nvfp4", "float4_e2m1fnx2")]
+)
+def test_the_format_can_be_named(tmp_path: Path, method: str, name: str) -> None:
     _, packed = write_packed(tmp_path, method)
     ids = [5, 9, 2, 40, 7]
-    assert torch.equal(all_logits(packed, ids, encoding="gptq"), all_logits(packed, ids))
-    with pytest.raises(ConfigError, match=r"q4_0 is for .* stored as gptq"):
+    assert torch.equal(all_logits(packed, ids, encoding=name), all_logits(packed, ids))
+    with pytest.raises(ConfigError, match=rf"q4_0 is for .* stored as {name}"):
         all_logits(packed, ids, encoding="q4_0")
 
 
@@ -213,6 +241,7 @@ def test_a_packed_checkpoint_has_the_logits_of_its_value(tmp_path: Path, method:
         ("awq", {"version": "gemv"}, "version=gemv"),
         ("gptq", {"group_size": 0}, "group_size=0"),
         ("packed", {"config_groups": {}}, "config_groups"),
+        ("nvfp4", {"config_groups": {"group_0": GROUPED}}, "type=int"),
     ],
 )
 def test_other_variants_are_refused(method: str, change: dict[str, Any], message: str) -> None:
