@@ -206,7 +206,7 @@ def compare(
 
 def run(args: argparse.Namespace) -> int:
     """Draw voices, judge clones of every kind of clip, and print the report."""
-    teacher, rng = Teacher.open(args.teacher, args.package), random.Random(args.seed)
+    teacher, rng = Teacher.open(args.teacher, args.package, args.device), random.Random(args.seed)
     teacher.mixtures = {f"mixture{n}": teacher.studio.book.mixture(rng) for n in range(args.voices)}
     print("\n".join(f"{name}: {own}" for name, own in teacher.mixtures.items()), file=sys.stderr)
     texts = held_out(2 + args.references + args.lines)
