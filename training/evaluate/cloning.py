@@ -200,7 +200,9 @@ def compare(
         rows += figures(kind, found, barred=kind == "clean")
     theirs = trials.judge((teacher.speak(*line) for line in lines), lines)
     rows += figures("teacher", theirs, barred=False)
-    rows.append(Figure("cosines of the voices to each other", tuple(references.others()), ""))
+    rows.append(
+        Figure("cosines of the voices to each other", tuple(references.others().tolist()), "")
+    )
     return Report("cloning", tuple(rows))
 
 

@@ -1,7 +1,7 @@
 """Pitch that drives a voice's source: the teacher's plan, and what our decoder makes of its codes.
 
-Both are known without a look at the sound, where voices that creak mislead a pitch tracker. They
-glide to and from nothing next to a pause, so that their ends are left out.
+Neither needs the sound, where voices that creak mislead a pitch tracker. Both curves glide to and
+from nothing next to a pause, so that their ends are left out.
 """
 
 from __future__ import annotations

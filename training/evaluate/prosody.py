@@ -42,7 +42,7 @@ WORST = 10  # lines that are shown
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """How far questions rise at their ends, in semitones; NaN without voice."""
+    """Semitones by which questions rise at their ends; NaN without voice."""
 
     driven: tuple[float, ...]  # by the pitch that drives the source
     heard: tuple[float, ...]  # by the sound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +187,7 @@ def test_reports_compare_both_systems(
     kinds = [figure.name.split(",")[0] for figure in report.figures[:-1]]
     assert kinds == [kind for kind in ("clean", "MP3", "teacher") for _ in range(3)]
     assert len(report.figures[-1].values) == 1  # pair of voices
+    assert json.loads(report.to_json())["benchmark"] == "cloning"
 
 
 def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) -> None:
