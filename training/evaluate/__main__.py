@@ -32,6 +32,7 @@ def add(
     for option in ("teacher", "package"):
         parser.add_argument(f"--{option}", type=Path, required=True)
     parser.add_argument("--model", default="", help="checkpoint folder (default: built-in voice)")
+    parser.add_argument("--device", default="cpu", help="of the teacher, such as cuda:0")
     parser.set_defaults(run=run)
     return parser
 
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = add(commands, "natural", natural.run, "naturalness and misheard words")
     command.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
     command.add_argument("--sentences", type=int, help="only the first N")
-    command.add_argument("--out", type=Path, help="folder for the clips")
+    command.add_argument("--out", type=Path, help="folder for the clips and their verdicts")
     command = add(commands, "voices", voices.run, "named voices, told from each other")
     command.add_argument("--lines", type=int, default=200)
     command.add_argument("--references", type=int, default=2, help="lines of the teacher's voice")
@@ -57,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--lines", type=int, default=5, help="of each voice")
     command.set_defaults(run=cloning.run_people)
     command = add(commands, "prosody", prosody.run, "questions and durations")
-    command.add_argument("--questions", type=int, default=120)
+    command.add_argument("--questions", type=int, default=400)
     command.add_argument("--lines", type=int, default=1_000, help="whose durations are compared")
     command = add(commands, "timings", timings.run, "times of words")
     command.add_argument("--lines", type=int, default=40)

@@ -200,13 +200,15 @@ def compare(
         rows += figures(kind, found, barred=kind == "clean")
     theirs = trials.judge((teacher.speak(*line) for line in lines), lines)
     rows += figures("teacher", theirs, barred=False)
-    rows.append(Figure("cosines of the voices to each other", tuple(references.others()), ""))
+    rows.append(
+        Figure("cosines of the voices to each other", tuple(references.others().tolist()), "")
+    )
     return Report("cloning", tuple(rows))
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw voices, judge clones of every kind of clip, and print the report."""
-    teacher, rng = Teacher.open(args.teacher, args.package), random.Random(args.seed)
+    teacher, rng = Teacher.open(args.teacher, args.package, args.device), random.Random(args.seed)
     teacher.mixtures = {f"mixture{n}": teacher.studio.book.mixture(rng) for n in range(args.voices)}
     print("\n".join(f"{name}: {own}" for name, own in teacher.mixtures.items()), file=sys.stderr)
     texts = held_out(2 + args.references + args.lines)

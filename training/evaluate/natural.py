@@ -7,7 +7,9 @@ same sentences.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import soundfile
@@ -49,12 +51,16 @@ def run(args: argparse.Namespace) -> int:
     judges: Judges = SpeechJudges(args.moonshine)
     rows, shown = [], []
     with serving(args.model) as server, SpeechClient(server.address) as client:
-        teacher = Teacher.open(args.teacher, args.package)
+        teacher = Teacher.open(args.teacher, args.package, args.device)
         speakers = {"": served(client), "teacher, ": teacher.speak}
         for prefix, speaker in speakers.items():
             speak = kept(speaker, args.out / (prefix[:-2] or "service")) if args.out else speaker
             found = judge(speak, judges, VOICES, sentences)
             rows += figures(found, prefix)
             shown += [f"{prefix}{line}" for line in worst(found)]
+            if args.out:
+                verdicts = [asdict(one) for one in found]
+                path = args.out / f"{prefix[:-2] or 'service'}.json"
+                path.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
     print("\n".join(shown), file=sys.stderr)
     return publish(Report("natural", tuple(rows)))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 
 import numpy as np
-import torch
 
 from benchmarks.report import Figure, Report, publish
 from benchmarks.understood import SEED, VOICES
@@ -28,7 +27,6 @@ from training.kokoro.packages import symbols
 from training.kokoro.phonemes import Speller
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
-from training.speech_codec.tokenise import codes_of_lines
 from training.speech_lm.vocabulary import IPA
 from tts.api.voice import LoadedVoice
 from tts.cli.local import LocalClient
@@ -106,11 +104,8 @@ def asked_of_teacher(
     """Iterate over the same words by the teacher's plans, as codes."""
     for word, name in words:
         before, after = (teacher.phonemes(part, name) for part in SENTENCE.split(BETWEEN))
-        spelled = f"{before} {word}{after}"
-        plan = teacher.plan([(spelled, name)])
-        held = {part: torch.from_numpy(plan[part]) for part in ("phones", "pitch", "energy")}
-        codes, _ = codes_of_lines(coder, held, torch.zeros(1, dtype=torch.long))
-        yield Asked(word, name, reader.phones(codes.tolist()))
+        codes = teacher.codes(coder, f"{before} {word}{after}", name)
+        yield Asked(word, name, reader.phones(codes))
 
 
 async def pronounced(client: LocalClient, texts: Sequence[str]) -> list[list[str]]:
@@ -169,7 +164,10 @@ def run(args: argparse.Namespace) -> int:
         voice, codes = load_with_codes(args.model)
         with voice:
             ours = list(asked_of_us(voice, codes, reader, words))
-        teacher, coder = Teacher.open(args.teacher, args.package), load_coder(args.coder, sizes)
+        teacher, coder = (
+            Teacher.open(args.teacher, args.package, args.device),
+            load_coder(args.coder, sizes),
+        )
         theirs = list(asked_of_teacher(teacher, coder, reader, words))
         wrong = [one for one in ours if one.errors.wrong]
         for one in sorted(wrong, key=lambda one: -one.errors.rate)[:WORST]:

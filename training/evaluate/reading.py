@@ -72,6 +72,8 @@ class CodeClient:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._codes: list[int] = []
+        self.prompt: tuple[int, ...] = ()
+        """The voice's codes of the last job."""
 
     @property
     def codec(self) -> CodecSpec | None:
@@ -83,6 +85,7 @@ class CodeClient:
 
     async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
         """Stream a speech job."""
+        self.prompt = job.prompt_codes
         async with aclosing(self._client.speak(job)) as blocks:
             async for block in blocks:
                 self._codes += block.codes

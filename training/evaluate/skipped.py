@@ -42,7 +42,10 @@ def judged(
 
 def run(args: argparse.Namespace) -> int:
     """Judge both, and print the report; Ctrl-C ends it with the texts so far."""
-    recogniser, teacher = Recogniser(args.moonshine), Teacher.open(args.teacher, args.package)
+    recogniser, teacher = (
+        Recogniser(args.moonshine),
+        Teacher.open(args.teacher, args.package, args.device),
+    )
     found, theirs = [], []
     with load(args.model) as voice:
         said = spoken_in_turn(voice, texts(args.words, args.seed))

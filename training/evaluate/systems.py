@@ -18,6 +18,8 @@ from training.kokoro.phonemes import Speller, ids_of
 from training.kokoro.studio import Session, Studio
 from training.kokoro.style import Voice
 from training.speech_codec.clips import TEXTS, Line, say
+from training.speech_codec.coder import Coder
+from training.speech_codec.tokenise import codes_of_lines
 from training.speech_lm.names import NAMES
 from tts.api.voice import LoadedVoice
 
@@ -44,9 +46,9 @@ class Teacher:
         self.mixtures: dict[str, Voice] = {}
 
     @classmethod
-    def open(cls, folder: Path, package: Path) -> Teacher:
+    def open(cls, folder: Path, package: Path, device: str = "cpu") -> Teacher:
         """Load a prepared teacher (`training.lent.prepare`)."""
-        studio = Studio.open(folder, torch.device("cpu"))
+        studio = Studio.open(folder, torch.device(device))
         return cls(studio, symbols(package), {accent: Speller(accent) for accent in "ab"})
 
     def voice(self, name: str) -> Voice:
@@ -68,6 +70,13 @@ class Teacher:
         samples, _ = say(self.studio, Line("", voice, own.timbre, own.prosody, "", ids))
         clip = Clip(samples.astype(np.float32) / 32768.0, SAMPLE_RATE)
         return Take(clip, self.plan([(phonemes, voice)])["durations"])
+
+    def codes(self, coder: Coder, phonemes: str, voice: str) -> tuple[int, ...]:
+        """Return the codes of its plan of phonemes."""
+        plan = self.plan([(phonemes, voice)])
+        held = {part: torch.from_numpy(plan[part]) for part in ("phones", "pitch", "energy")}
+        codes, _ = codes_of_lines(coder, held, torch.zeros(1, dtype=torch.long))
+        return tuple(codes.tolist())
 
     def plan(self, lines: Sequence[VoicedLine]) -> dict[str, np.ndarray]:
         """Return the plan of lines, whose texts are phonemes, without any sound."""

@@ -1,6 +1,7 @@
-"""Word times of our speech, checked against the teacher's by the sound of both.
+"""Word times: of the teacher's own codes by our aligner, and of our speech by the sound.
 
-The teacher says the same line. Its durations are exact, and dynamic time warping of both sounds
+Codes of the teacher's plans are aligned with their words, whose times its durations say exactly.
+For our own speech the teacher says the same line, too, and dynamic time warping of both sounds
 finds the places of its borders of words in ours. How exact that is shows where another voice of the
 teacher, whose durations are known as well, takes the place of ours.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,24 +20,32 @@ import torch
 import tts
 from benchmarks.report import Figure, Report, publish
 from benchmarks.understood import SEED, Clip
-from training.evaluate.systems import THEIRS, Take, Teacher, VoicedLine, held_out, in_turn
+from training.evaluate.systems import THEIRS, Teacher, VoicedLine, held_out, in_turn
 from training.evaluate.warping import Warping, features
 from training.labels import TimedWord, word_times
+from training.speech_codec.coder import CODER_FILE, Coder, load_coder
+from training.speech_codec.config import BASE, coder_sizes
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import Symbols
+from training.timings import Line, evaluate
 from tts.api.voice import LoadedVoice
+from tts.config.defaults import embedded_folder
+from tts.speech.aligner import FOLDER, Aligner
 
 MOST_MS, MOST_MS_OF_90 = 20.0, 60.0
+CODES_PER_S = BASE.sample_rate / BASE.hop
 WORST = 10  # words that are shown
 Error = tuple[float, str]
 """Milliseconds, and the border of a word that is so far off."""
 
 
-def words_of(teacher: Teacher, text: str, phonemes: str, take: Take) -> tuple[TimedWord, ...]:
+def words_of(
+    teacher: Teacher, text: str, phonemes: str, durations: np.ndarray
+) -> tuple[TimedWord, ...]:
     """Return the words of what the teacher says, by its durations; none where text and phonemes
     have other numbers of words."""
     texts = Texts([[f"{phonemes}\t{text}"], []], Symbols(teacher.known))
-    return word_times(texts, 0, take.durations)
+    return word_times(texts, 0, durations)
 
 
 def errors_ms(words: Sequence[TimedWord], mapped: Sequence[TimedWord]) -> list[Error]:
@@ -64,6 +75,23 @@ def neighbour(voice: str, voices: Sequence[str]) -> str:
     return same[(same.index(voice) + 1) % len(same)]
 
 
+def coded(teacher: Teacher, coder: Coder, lines: Sequence[VoicedLine]) -> Iterator[Line]:
+    """Iterate over the codes of the teacher's plans, with their words."""
+    for text, name in lines:
+        phonemes = teacher.phonemes(text, name)
+        durations = teacher.plan([(phonemes, name)])["durations"]
+        words = words_of(teacher, text, phonemes, durations)
+        if words:
+            yield Line(teacher.codes(coder, phonemes, name), words)
+
+
+def of_codes(aligner: Aligner, lines: Iterator[Line]) -> Iterator[Figure]:
+    """Iterate over the figures of the teacher's codes."""
+    report = evaluate(aligner, lines, CODES_PER_S)
+    for figure, bar in zip(report.figures[:3], (MOST_MS, MOST_MS_OF_90, None), strict=True):
+        yield replace(figure, name=f"teacher's codes, {figure.name}", bar=bar)
+
+
 def compared(
     teacher: Teacher, voice: LoadedVoice, lines: Sequence[VoicedLine]
 ) -> Iterator[tuple[list[Error], list[Error]]]:
@@ -72,7 +100,7 @@ def compared(
         phonemes = teacher.phonemes(text, name)
         take = teacher.take(phonemes, name)
         other = teacher.take(phonemes, neighbour(name, tuple(THEIRS)))
-        words, others = (words_of(teacher, text, phonemes, one) for one in (take, other))
+        words, others = (words_of(teacher, text, phonemes, one.durations) for one in (take, other))
         clip, ours = spoken(voice, text, name)
         if not words or len(words) != len(ours):
             continue
@@ -83,7 +111,7 @@ def compared(
         )
 
 
-def figures(ours: Sequence[float], warped: Sequence[float]) -> Iterator[Figure]:
+def of_sound(ours: Sequence[float], warped: Sequence[float]) -> Iterator[Figure]:
     """Iterate over the figures of both kinds of errors in ms."""
     note = f"{len(ours) // 2} words"
     yield Figure("start and end of a word", tuple(ours), "ms", MOST_MS, note=note)
@@ -95,8 +123,11 @@ def figures(ours: Sequence[float], warped: Sequence[float]) -> Iterator[Figure]:
 def run(args: argparse.Namespace) -> int:
     """Compare word times, and print the report and the worst words."""
     torch.manual_seed(args.seed)
-    teacher = Teacher.open(args.teacher, args.package)
+    teacher = Teacher.open(args.teacher, args.package, args.device)
     lines = in_turn(held_out(), tuple(THEIRS), args.lines)
+    coder = load_coder(CODER_FILE, coder_sizes(BASE))
+    folder = Path(args.model) if args.model else embedded_folder()
+    rows = list(of_codes(Aligner.load(folder / FOLDER), coded(teacher, coder, lines)))
     ours: list[Error] = []
     warped: list[Error] = []
     with tts.load(args.model) as voice:
@@ -106,4 +137,4 @@ def run(args: argparse.Namespace) -> int:
     for error, word in sorted(ours, reverse=True)[:WORST]:
         print(f"{error:5.0f} ms  {word}", file=sys.stderr)
     values = ([error for error, _ in side] for side in (ours, warped))
-    return publish(Report("timings", tuple(figures(*values))))
+    return publish(Report("timings", (*rows, *of_sound(*values))))

@@ -132,7 +132,11 @@ def compare(
 
 def run(args: argparse.Namespace) -> int:
     """Judge all named voices, and print the report."""
-    teacher, texts, count = Teacher.open(args.teacher, args.package), held_out(), args.references
+    teacher, texts, count = (
+        Teacher.open(args.teacher, args.package, args.device),
+        held_out(),
+        args.references,
+    )
     lines = in_turn(texts[count:], tuple(THEIRS), args.lines)
     with tts.load(args.model) as voice:
         return publish(compare(teacher, voice, load_speaker(), lines, texts[:count]))

@@ -15,9 +15,9 @@ from benchmarks.understood import Clip
 from tests.training.evaluate.sounds import RATE, glide, tone
 from tests.training.speech_lm.tokens import KNOWN
 from tests.training.takes import TOY
-from training.evaluate import cloning, phonemes, prosody, timings, voices
+from training.evaluate import cloning, melody, phonemes, prosody, timings, voices
 from training.evaluate.__main__ import build_parser
-from training.evaluate.pitch import median_pitch, pitch_of
+from training.evaluate.pitch import median_pitch, pitch_of, rise_at_end
 from training.evaluate.reading import PhoneReader, phones_of
 from training.evaluate.systems import held_out, in_turn
 from training.evaluate.warping import HOP_S, Warping, cheapest_path, features
@@ -51,14 +51,30 @@ def test_a_rise_is_that_of_the_last_voiced_part() -> None:
     up = tone(np.concatenate((flat, glide(150, 150 * 2 ** (4 / 12), 0.3), silence)))
     down = tone(np.concatenate((glide(100, 200, 0.5), glide(200, 150, 0.4), silence)))
     assert prosody.rise_of(up) == pytest.approx(4, abs=0.6)
-    assert prosody.rise_of(down) < -3
+    assert prosody.rise_of(down) < 0
+
+
+def test_a_fall_before_the_end_is_no_rise_and_one_after_a_dip_is() -> None:
+    def rise(*hz: tuple[float, float, float]) -> float:
+        parts = [glide(start, end, seconds)[:: RATE // 100] for start, end, seconds in hz]
+        return rise_at_end(np.concatenate(parts), 0.01)
+
+    assert rise((200, 100, 1.0)) < 0
+    assert rise((200, 100, 0.2), (100, 120, 0.15)) == pytest.approx(2.6, abs=0.3)
+    assert np.isnan(rise((100, 200, 0.1)))
+
+
+def test_a_pitch_next_to_a_pause_is_left_out() -> None:
+    found = melody.steady(np.array([0.0, 20, 90, 100, 100, 100, 90, 60, 12]), 0.0125)
+    assert np.flatnonzero(found > 0).tolist() == [4, 5]
 
 
 def test_questions_count_that_the_teacher_lets_rise() -> None:
-    figures = list(prosody.rising([2.0, 0.0, 5.0, float("nan")], [3.0, 2.0, -4.0, 1.5]))
-    assert figures[0].value == pytest.approx(1 / 3)
-    assert figures[0].reached is False
-    assert "3 of 4" in figures[0].note
+    like, unlike = prosody.rising([2.0, 0.0, 5.0, float("nan")], [3.0, 2.0, -4.0, 1.5])
+    assert like.value == pytest.approx(1 / 3)
+    assert like.reached is False
+    assert "3 of 4" in like.note
+    assert unlike.value == 1
 
 
 def test_durations_are_shares_of_the_teachers() -> None:

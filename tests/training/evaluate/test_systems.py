@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from benchmarks.understood import SEED, Clip
 from tests.training.speech_lm.tokens import KNOWN
 from training.evaluate import cloning, prosody, voices
 from training.evaluate.cloning import cloned, of_people, read, wav
+from training.evaluate.melody import DecoderPitch, planned_pitch
 from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
+from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.skipped import judged
 from training.evaluate.systems import Teacher, each, speaker_of
-from training.evaluate.timings import neighbour, spoken, words_of
+from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
 from training.kokoro.studio import Studio
 from training.kokoro.style import StyleBook, Voice
@@ -30,6 +33,8 @@ from training.speech_lm.names import NAMES
 from tts.api.voice import LoadedVoice
 from tts.cli.local import LocalClient
 from tts.cli.options import ModelChoice
+from tts.config.defaults import embedded_folder
+from tts.speech.aligner import FOLDER, Aligner
 
 SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 5}
 
@@ -84,7 +89,7 @@ def test_the_teacher_says_what_it_plans(teacher: Teacher) -> None:
     assert seconds[1] < seconds[0]
     teacher.mixtures["mix"] = Voice((("af_sky", 0.5), ("af_nova", 0.5)), (("bf_emma", 1.0),))
     assert teacher.speak("bad", "mix").sample_rate == SAMPLE_RATE
-    words = words_of(teacher, "bad cab", SPELLING["bad cab"], take)
+    words = words_of(teacher, "bad cab", SPELLING["bad cab"], take.durations)
     assert [word.text for word in words] == ["bad", "cab"]
     assert words[0].end_s <= words[1].start_s < words[1].end_s < seconds[0]
 
@@ -99,6 +104,27 @@ def test_our_voice_speaks_lines_at_once_as_alone(ours: tuple[LoadedVoice, CodeCl
     first, _ = each(speaker_of(voice), [("Good morning.", "hugh"), ("Yes.", "hazel")])
     assert first.sample_rate == alone.sample_rate
     assert np.array_equal(first.samples, alone.samples)
+
+
+def test_the_pitch_that_drives_our_voice_is_that_of_its_sound(
+    ours: tuple[LoadedVoice, CodeClient],
+) -> None:
+    voice, codes = ours
+    codes.take()
+    for name in ("hazel", "hugh"):
+        heard = pitch_of(speaker_of(voice)("Good morning to all of you.", name))
+        driven = DecoderPitch.load("").of(codes.take(), codes.prompt)
+        heard = heard[1:]  # a window's middle is at 30 ms, the first value that drives at 40 ms
+        size = min(len(heard), len(driven))
+        ratio = heard[:size] / driven[:size]
+        assert np.mean(ratio > 0) > 0.3
+        assert np.nanmedian(np.abs(ratio - 1)) < 0.02
+
+
+def test_the_teachers_pitch_is_planned_line_by_line(teacher: Teacher) -> None:
+    lines = [("bad cab", "edith"), ("bad", "hazel")]
+    found = planned_pitch(teacher, lines)
+    assert [len(pitch) for pitch in found] == (teacher.seconds(lines) * 80).round().tolist()
 
 
 def test_words_of_our_voice_have_times(ours: tuple[LoadedVoice, CodeClient]) -> None:
@@ -152,7 +178,7 @@ def test_reports_compare_both_systems(
     lines = [("Yes.", "hazel"), ("No.", "hugh")]
     report = voices.compare(teacher, voice, vector, lines, ["bad"])
     assert report.figures[0].note == "2 lines"
-    report = prosody.compare(teacher, voice, lines[:1], lines)
+    report = prosody.compare(teacher, ours, DecoderPitch.load(""), lines[:1], lines)
     found = {figure.name: figure.values for figure in report.figures}
     assert len(found["durations, of the teacher's"]) == 2
     assert min(found["durations, of the teacher's"]) > 0
@@ -161,6 +187,7 @@ def test_reports_compare_both_systems(
     kinds = [figure.name.split(",")[0] for figure in report.figures[:-1]]
     assert kinds == [kind for kind in ("clean", "MP3", "teacher") for _ in range(3)]
     assert len(report.figures[-1].values) == 1  # pair of voices
+    assert json.loads(report.to_json())["benchmark"] == "cloning"
 
 
 def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) -> None:
@@ -169,6 +196,17 @@ def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) 
     words = [("bˈad", "hazel"), ("fˈab", "edith")]
     found = list(asked_of_teacher(teacher, load_coder(CODER_FILE, sizes), reader, words))
     assert [(one.word, one.voice) for one in found] == words
+
+
+def test_words_of_the_teachers_codes_are_aligned(teacher: Teacher) -> None:
+    coder = load_coder(CODER_FILE, coder_sizes(DESIGNS["source_free"]))
+    lines = [("bad cab", "edith"), ("bad", "hazel")]
+    (line,) = list(coded(teacher, coder, lines))[:1]
+    assert [word.text for word in line.words] == ["bad", "cab"]
+    assert len(line.codes) == pytest.approx(25 * teacher.seconds(lines[:1])[0], abs=1)
+    figures = list(of_codes(Aligner.load(embedded_folder() / FOLDER), iter([line])))
+    assert [figure.bar for figure in figures] == [20, 60, None]
+    assert len(figures[0].values) == 4
 
 
 def test_a_neighbour_has_the_same_accent_and_sex() -> None:
