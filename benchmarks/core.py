@@ -417,6 +417,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     shapes = [Shape.read(args.model)] if args.model else [SHAPES[name] for name in args.shape]
     if args.packed:
         shapes = [shape.in_format(args.packed) for shape in shapes]
+        encoding = {"model": {"quantization_encoding": args.packed.lower()}}
+        values = AudioGenerationConfig.merged(encoding, values)
     measured = (
         figure
         for shape in shapes

@@ -39,6 +39,8 @@ PACKED = (
     QuantizationEncoding.FLOAT4_E2M1FNX2,
 )
 """Formats that keep the matrices of a checkpoint that is stored so."""
+LIKE_GPTQ = ("gptq", "awq", "compressed-tensors")
+"""Formats of checkpoints whose matrices are held in the same form."""
 DEPENDS_ON_DEVICE = (None, QuantizationEncoding.FLOAT8_E4M3FN, *PACKED)
 TEXT_ON_CPU = QuantizationEncoding.FLOAT32
 """The fastest format whose text stays within the bounds of docs/cpu.md, as measured there."""
@@ -121,8 +123,8 @@ def encoding_of(
     The default is that of a float8 checkpoint (`is_float8`) on the CPU and on Hopper and newer
     GPUs; otherwise bfloat16 on a GPU (float16 before Ampere), on the CPU int8 for a checkpoint that
     is stored so (`is_int8`), and float32 for any other, with the matrices that are stored in a
-    format of `packed` as they are, except on GPUs before Ampere. Such checkpoints are expanded for
-    any other encoding.
+    format of `packed` as they are. On a GPU these are expanded, which is faster for three rows and
+    more, unless their format is set; they are for any other encoding, too.
     `capability` is the GPU's: None on the CPU, and may be if an encoding is set that is neither
     float8 nor packed.
     Raises `ConfigError` for an unsupported one.
@@ -144,7 +146,8 @@ def encoding_of(
         return Encoding(torch.bfloat16, float8=True)
     holds_packed = capability is None or capability >= AMPERE
     if setting in PACKED and holds_packed:
-        if setting.value not in packed:
+        accepted = LIKE_GPTQ if setting is QuantizationEncoding.GPTQ else (setting.value,)
+        if not set(accepted) & set(packed):
             stored = ", ".join(packed) or "none of these formats"
             raise ConfigError(
                 f"quantization_encoding={setting} is for checkpoints that are stored so, and this "
@@ -155,9 +158,7 @@ def encoding_of(
         raise ConfigError(f"quantization_encoding={setting} has no kernels")
     if capability is None:
         return Encoding(torch.float32, int8=is_int8, packed=bool(packed))
-    return (
-        Encoding(torch.bfloat16, packed=bool(packed)) if holds_packed else Encoding(torch.float16)
-    )
+    return Encoding(torch.bfloat16 if capability >= AMPERE else torch.float16)
 
 
 def with_text_encoding(config: ConfigT) -> ConfigT:

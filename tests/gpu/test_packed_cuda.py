@@ -235,7 +235,7 @@ def test_a_packed_model_is_the_expanded_one(folder: Path, rows: int) -> None:
     error = relative_error(logits(expanded, rows), exact)
     assert error < 0.05
     for switches in SWITCHES:
-        runner = runner_of(folder, None, "cuda", **dict(switches))
+        runner = runner_of(folder, "gptq", "cuda", **dict(switches))
         assert runner.loaded_model.encoding.packed
         assert runner.weights_bytes < 0.5 * expanded.weights_bytes
         assert relative_error(logits(runner, rows), exact) < 1.3 * error, switches
@@ -246,7 +246,7 @@ def test_a_packed_model_is_the_expanded_one(folder: Path, rows: int) -> None:
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler
 def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     exact = logits(runner_of(folder, "float32", "cpu"), 3)
-    found = logits(runner_of(folder, None, "cuda", use_legacy_module=False), 3)
+    found = logits(runner_of(folder, "gptq", "cuda", use_legacy_module=False), 3)
     assert "torch.compile failed" not in caplog.text
     assert relative_error(found, exact) < 0.05
 
@@ -254,8 +254,8 @@ def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None
 def test_captured_steps_are_the_eager_ones(folder: Path) -> None:
     values = {"use_experimental_kernels": "true", "pdl_level": "2", "max_batch_size": 4}
     for rows in (1, 2, 4):
-        eager = logits(runner_of(folder, None, "cuda", **values), rows)
-        replayed = runner_of(folder, None, "cuda", **values)
+        eager = logits(runner_of(folder, "gptq", "cuda", **values), rows)
+        replayed = runner_of(folder, "gptq", "cuda", **values)
         replayed.use_graphs(CudaCapture(replayed.device))
         assert relative_error(logits(replayed, rows), eager) < 0.005
         assert replayed.graph_runner is not None
