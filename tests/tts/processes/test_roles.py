@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tests.tts.processes.test_kills import channel_to, until
-from tests.tts.server_process import Process, serving_process
+from tests.tts.server_process import SOON_S, Process, restarting_process, serving_process
 from tests.tts.serving import run, stream_request
 from tts.v1 import common_pb2
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -60,7 +60,7 @@ def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path, server: str) -
     async def scenario() -> None:
         expected = await audio_of(server), await audio_of(server, "again ")
         flags = {"prefill-devices": "cpu,cpu", "replicas": 2, "max-restarts": 0, **METRICS}
-        async with serving_process(tiny_checkpoint, **PAGES, **flags) as process:
+        async with restarting_process(tiny_checkpoint, **PAGES, **flags) as process:
             address = await process.ready()
             assert await audio_of(address) == expected[0]
 
@@ -74,7 +74,7 @@ def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path, server: str) -
             assert await calls == expected[1]
             os.kill(pid_of(process, "prefill-1"), signal.SIGKILL)
             assert await audio_of(address) == expected[0]
-            await process.logged("prefill-0 was ended by SIGKILL; starting it again in 10.0 s")
+            await process.logged(f"prefill-0 was ended by SIGKILL; starting it again in {SOON_S} s")
             await process.logged("prefill-0 is back")
             os.kill(pid_of(process, "prefill-0"), signal.SIGTERM)
             await process.logged("prefill-0 has drained; starting it again")
