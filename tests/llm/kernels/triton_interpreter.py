@@ -37,6 +37,15 @@ def repair_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    find, types = interpreter._get_np_dtype, dict[str, np.dtype]()
+
+    def numpy_type(kind: Any) -> np.dtype:
+        name = kind.scalar.name
+        if name not in types:  # to find one, the interpreter makes a table of all
+            types[name] = find(kind)
+        return types[name]
+
+    interpreter._get_np_dtype = numpy_type
     patch_once_per_launch()
 
 
