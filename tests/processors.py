@@ -38,8 +38,8 @@ QUICK = (
     "tests/decoder/test_batching.py::test_published_codecs_render_a_window_alone_and_in_a_batch_alike[write_snac]",
     "tests/tts/speech/test_aligner.py::test_streamed_equals_the_whole",
 )
-"""What libraries compute. Weights in other formats only go through products that are ours, whose
-results for other processors `tests/llm/kernels/test_products.py` compares.
+"""Tests of what libraries compute. Weights in other formats only go through products that are ours,
+whose results for other processors `tests/llm/kernels/test_products.py` compares.
 """
 ALL = (
     *QUICK,
