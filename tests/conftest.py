@@ -28,7 +28,9 @@ from tests.fakes import (
 from tests.interpreted import RUNS, Ended, Interpreter, commands_of
 
 # The duration of an example depends on the load of the machine.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("suite")
 
 # Without files of compiled modules, each process that a test starts compiles all of ours.

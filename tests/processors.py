@@ -26,18 +26,24 @@ OWN, ORDER_CHANGING = "own", "order-changing"
 
 Settings = Mapping[str, str]
 
+LAYER = "tests/llm/layers/test_layers.py::test_a_row_does_not_depend_on_its_neighbours"
+MODEL = "tests/llm/pipeline/test_invariance.py::test_"
 QUICK = (
-    "tests/llm/layers/test_layers.py::test_a_row_does_not_depend_on_its_neighbours",
+    *(f"{LAYER}[{name}-shape1]" for name in ("float32", "bfloat16", "int8")),
     "tests/llm/lora/test_lora.py::test_rows_of_an_adapted_layer_do_not_see_each_other",
-    "tests/llm/pipeline/test_invariance.py::test_logits_do_not_change_a_bit",
-    "tests/llm/pipeline/test_invariance.py::test_log_probabilities_do_not_change_a_bit",
-    "tests/llm/pipeline/test_invariance.py::test_a_cached_prefix_changes_nothing",
+    f"{MODEL}logits_do_not_change_a_bit[float32]",
+    f"{MODEL}log_probabilities_do_not_change_a_bit",
+    *(f"{MODEL}a_cached_prefix_changes_nothing[{name}]" for name in ("float32", "bfloat16")),
     "tests/decoder/test_invariants.py::test_audio_does_not_depend_on_other_streams_of_a_batch",
     "tests/decoder/test_batching.py::test_published_codecs_render_a_window_alone_and_in_a_batch_alike[write_snac]",
     "tests/tts/speech/test_aligner.py::test_streamed_equals_the_whole",
 )
+"""Tests of what libraries compute. Weights in other formats only go through products that are ours,
+whose results for other processors `tests/llm/kernels/test_products.py` compares.
+"""
 ALL = (
     *QUICK,
+    LAYER,
     "tests/llm/pipeline/test_invariance.py",
     "tests/llm/kernels/test_products.py",
     "tests/llm/lora/test_lora.py",

@@ -316,17 +316,20 @@ def test_host_only_modules_do_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("llm.scheduler.scheduler, llm.kv_cache.manager", "torch"),
-        ("llm, decoder, tts.config.pipeline", "torch"),
-        ("tts, tts.say, tts.cli.options", "numpy grpc pydantic torch shtab"),
-        ("tts.__main__, tts.health", "numpy grpc pydantic torch shtab"),
+        (
+            "llm.scheduler.scheduler, llm.kv_cache.manager, llm, decoder, tts.config.pipeline, "
+            "tts.processes.supervisor, tts.serve, tts.processes.engine",
+            "torch grpc starlette uvicorn",
+        ),
+        (
+            "tts, tts.say, tts.cli.options, tts.__main__, tts.health",
+            "numpy grpc pydantic torch shtab",
+        ),
         ("tts.cli.run", "torch transformers tqdm markdown_it msgspec"),
         (
             "tts.cli.local, llm.engine.engine, llm.pipeline.text_generation",
             "transformers torchaudio llguidance zmq msgspec",
         ),
-        ("tts.processes.supervisor, tts.serve", "torch grpc starlette uvicorn"),
-        ("tts.processes.engine", "torch grpc starlette uvicorn"),
         ("tts.processes.front_end", "torch starlette uvicorn"),
         ("tts.api.load", "torch grpc transformers"),
     ],

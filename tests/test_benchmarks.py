@@ -711,6 +711,7 @@ def test_replicas_are_compared_with_one_engine(tiny_server: Server) -> None:
     assert gain.bar == replicas.BAR
 
 
+@pytest.mark.long
 def test_roles_are_compared_with_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     small = "--shape toy --devices cpu,cpu --streams 2 --rate 4 --prompt 300 --seconds 1 --repeat 1"
     pages = "--max-length 2048 --model.kv-cache.num-pages 200"

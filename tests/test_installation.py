@@ -158,16 +158,23 @@ def plain(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
-def test_speech_imports_no_package_of_an_extra(
+HEAVY = {"torchaudio", "scipy", "sympy", "torch._dynamo", "torch._inductor"}
+
+
+def test_speech_imports_no_heavy_package_and_none_of_an_extra(
     modules_of_extras: dict[str, set[str]], tmp_path: Path
 ) -> None:
-    """Imported by a command that speaks, with everything that it imports on the way."""
+    """Imported by a command that speaks, with everything that it imports on the way, which takes
+    most of the time of a cold start; without a warning.
+    """
     speak = "tts.say.main(['-q', '-o', sys.argv[1], 'Hello.'])"
     code = f"import sys, tts.say; status = {speak}; print(status, *sys.modules)"
-    status, *modules = run(sys.executable, "-c", code, tmp_path / "x.wav", folder=ROOT).split()
+    command = (sys.executable, "-W", "error", "-c", code, tmp_path / "x.wav")
+    status, *modules = run(*command, folder=ROOT).split()
     loaded = {module.partition(".")[0] for module in modules}
     assert status == "0"
     assert {"torch", "tokenizers"} <= loaded
+    assert HEAVY.isdisjoint(modules)
     assert {"transformers", "huggingface_hub"} <= modules_of_extras["hub"]
     loaded -= BY_OTHERS
     wrong = {name: found & loaded for name, found in modules_of_extras.items()}

@@ -73,7 +73,7 @@ def window_of(
     return windows[block % len(windows)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(streams(), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_a_padded_row_is_its_window_alone(network, drawn, seed) -> None:
     windows = [window_of(network, stream, seed + i) for i, stream in enumerate(drawn)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM
 
 LFM2: dict[str, Any] = {
     "vocab_size": 96,
@@ -27,6 +26,8 @@ LFM2: dict[str, Any] = {
 
 def write_lfm2(folder: Path, *, seed: int = 0, **keys: Any) -> Path:
     """Write a checkpoint: `LFM2` with `keys` of its config changed."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Lfm2ForCausalLM(Lfm2Config(**LFM2 | keys))

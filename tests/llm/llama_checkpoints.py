@@ -7,12 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from llm.batch import (
     ForwardMode,
@@ -25,6 +24,9 @@ from llm.config import KVCacheConfig, ModelConfig, PipelineConfig
 from llm.models.pickle_weights import find_weights
 from llm.request import SamplingParams, Token
 from llm.runner.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -58,6 +60,8 @@ PAGES = [7, 3, 12, 4, 9, 1, 20, 21, 22, 15]  # of 16 tokens
 
 def write_llama(folder: Path, *, seed: int = 0, max_shard_size: str = "5GB", **keys: Any) -> Path:
     """Write a random checkpoint like transformers: SMALL, with `keys` of its config changed."""
+    from transformers import LlamaConfig
+
     config = LlamaConfig(**(SMALL | keys))
     return write_random(folder, config, seed=seed, max_shard_size=max_shard_size)
 
@@ -73,6 +77,8 @@ def write_random(
     """Write random weights for a config of transformers; also those that it initialises with
     constants.
     """
+    from transformers import AutoModelForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -88,6 +94,8 @@ def write_random(
 
 def reference(folder: Path) -> PreTrainedModel:
     """Load the same checkpoint in transformers, float32."""
+    from transformers import AutoModelForCausalLM, PreTrainedModel
+
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
     return model.eval()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from transformers import Qwen3MoeConfig
+from typing import TYPE_CHECKING, Any
 
 from tests.llm.llama_checkpoints import SMALL, write_random
+
+if TYPE_CHECKING:
+    from transformers import Qwen3MoeConfig
 
 EXPERTS: dict[str, Any] = {
     "hidden_size": 48,
@@ -21,6 +22,8 @@ EXPERTS: dict[str, Any] = {
 
 def qwen3_moe(**keys: Any) -> Qwen3MoeConfig:
     """Return a small configuration, with experts in all layers unless `keys` change it."""
+    from transformers import Qwen3MoeConfig
+
     return Qwen3MoeConfig(**SMALL | EXPERTS | keys)
 
 

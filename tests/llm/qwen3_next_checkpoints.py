@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 DELTA_NET, ATTENTION = "linear_attention", "full_attention"
 QWEN3_NEXT: dict[str, Any] = {
@@ -41,6 +40,8 @@ EXPERTS: dict[str, Any] = {
 
 def write_qwen3_next(folder: Path, *, seed: int = 0, **keys: Any) -> Path:
     """Write a checkpoint: `QWEN3_NEXT` with `keys` of its config changed."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT | keys))

@@ -23,11 +23,12 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NUM_CHECKS = 12  # all go to one of two front ends once in 2,048 times
 READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
 IMPATIENT_S = 5.0  # for tests of processes that hang, instead of the supervisor's STALL_S
-IMPATIENT = f"""
+SOON_S = 3.0  # for tests of processes beyond the restart limit, instead of LONGEST_DELAY_S
+CHANGED = """
 import sys
 from tts import serve
 from tts.processes import supervisor
-supervisor.STALL_S = {IMPATIENT_S}
+supervisor.{name} = {value}
 sys.exit(serve.main())
 """
 
@@ -88,7 +89,13 @@ def serving_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextMa
 
 def impatient_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
     """Run the same with a supervisor that restarts processes that hang after IMPATIENT_S."""
-    return _running(("-c", IMPATIENT), checkpoint, flags)
+    return _running(("-c", CHANGED.format(name="STALL_S", value=IMPATIENT_S)), checkpoint, flags)
+
+
+def restarting_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
+    """Run the same with a supervisor that restarts any process after SOON_S at the latest."""
+    program = CHANGED.format(name="LONGEST_DELAY_S", value=SOON_S)
+    return _running(("-c", program), checkpoint, flags)
 
 
 @asynccontextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from decoder import AudioEncoding, AudioFormat, DecoderConfigError, PrependPromptSpeechTokens
 from llm import CheckpointError, Request, SamplingParams
 from llm.models.llama import LlamaModel
-from tests.deadlines import HANG_S
 from tests.fakes import build_tiny_checkpoint, tiny_config
 from tests.vocabulary import END_OF_SPEECH, END_OF_TEXT
 from tts.checkpoint.chat import ChatMessage, ChatRole
@@ -210,35 +207,6 @@ def test_defaults_are_the_lowest_layer(tiny_checkpoint: Path) -> None:
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (64, 4)])
 def test_one_cpu_core_is_reserved_for_the_event_loop(cores: int, threads: int) -> None:
     assert cpu_threads(cores) == threads
-
-
-SAY_HELLO = """
-import asyncio, sys
-from pathlib import Path
-from tts.factory import create_service
-from tts.config.defaults import complete_values
-assert "torch" not in sys.modules
-from tts.checkpoint.chat import ChatMessage, ChatRole
-from tts.config.pipeline import AudioGenerationConfig
-from tts.speech.types import SpeechRequest
-values = complete_values({"model": {"model_path": sys.argv[1]}})
-service = create_service(AudioGenerationConfig(**values))
-async def main():
-    speech = await service.synthesizer.synthesize(SpeechRequest("hello"))
-    await service.client.close()
-    return speech
-assert asyncio.run(main()).audio
-heavy = {"transformers", "huggingface_hub", "torchaudio", "scipy", "sympy"}
-heavy |= {"torch._dynamo", "torch._inductor"}
-print(sorted(heavy & set(sys.modules)))
-"""
-
-
-def test_synthesis_imports_no_heavy_package_except_torch(tiny_checkpoint: Path) -> None:
-    """Imports take most of the time of a cold start."""
-    command = [sys.executable, "-W", "error", "-c", SAY_HELLO, str(tiny_checkpoint)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
 def test_the_test_mode_needs_no_weight_files(folder: Path) -> None:

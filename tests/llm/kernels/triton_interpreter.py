@@ -37,3 +37,32 @@ def repair_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    find, types = interpreter._get_np_dtype, dict[str, np.dtype]()
+
+    def numpy_type(kind: Any) -> np.dtype:
+        name = kind.scalar.name
+        if name not in types:  # to find one, the interpreter makes a table of all
+            types[name] = find(kind)
+        return types[name]
+
+    interpreter._get_np_dtype = numpy_type
+    patch_once_per_launch()
+
+
+def patch_once_per_launch() -> None:
+    """Replace the functions of `tl` when a kernel starts only, with those that its device functions
+    see in `tl.core`: every call of a device function reads all of `tl` to do so again.
+    """
+    patch = interpreter._patch_lang
+
+    def patched(kernel: Any) -> Any:
+        scope = patch(kernel)
+        interpreter._patch_builtin(tl.core, interpreter.interpreter_builder, scope)
+        interpreter._patch_lang_core(tl.core, scope)
+        return scope
+
+    def called(function: Any, *args: Any, **options: Any) -> Any:
+        return function.rewrite()(*args, **options)
+
+    interpreter._patch_lang = patched
+    interpreter.InterpretedFunction.__call__ = called

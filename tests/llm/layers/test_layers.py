@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from llm.layers.decoder import (
     UNSPLIT_ELEMENTS,
@@ -215,19 +214,26 @@ ROPES = {
 }
 
 
+def rotary_of_transformers(**keys: object) -> Any:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    return LlamaRotaryEmbedding(LlamaConfig(**keys))
+
+
 @pytest.mark.parametrize("kind", ROPES)
 def test_rotation_is_that_of_transformers(kind: str) -> None:
     """Rotating reordered heads gives the reordered rotation, so that all dot products agree."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
     config, parameters = ROPES[kind]
     num_heads, head_dim, num_tokens = 3, 16, 200
-    counterpart = LlamaRotaryEmbedding(
-        LlamaConfig(
-            hidden_size=48,
-            num_attention_heads=3,
-            head_dim=head_dim,
-            max_position_embeddings=512,
-            rope_parameters=parameters,
-        )
+    counterpart = rotary_of_transformers(
+        hidden_size=48,
+        num_attention_heads=3,
+        head_dim=head_dim,
+        max_position_embeddings=512,
+        rope_parameters=parameters,
     )
     x = normal(num_tokens, num_heads, head_dim)
     positions = torch.arange(num_tokens) * 2 + 1
@@ -243,13 +249,11 @@ def test_rotation_is_that_of_transformers(kind: str) -> None:
 def test_dynamic_scaling_is_that_of_transformers_token_by_token() -> None:
     """Beyond the original length each new token has a new base."""
     parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
-    counterpart = LlamaRotaryEmbedding(
-        LlamaConfig(
-            hidden_size=16,
-            num_attention_heads=1,
-            max_position_embeddings=32,
-            rope_parameters=parameters,
-        )
+    counterpart = rotary_of_transformers(
+        hidden_size=16,
+        num_attention_heads=1,
+        max_position_embeddings=32,
+        rope_parameters=parameters,
     )
     scaling = DynamicScaling(4.0, 32)
     assert scaling.max_positions(32) == 128

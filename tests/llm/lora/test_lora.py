@@ -29,7 +29,7 @@ from llm.lora.manager import LoRAManager, reserved_bytes
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.runner.model_runner import ModelRunner
 from llm.scheduler import Scheduler
-from tests.fakes import StepLog
+from tests.fakes import LlamaShape, StepLog, build_text_checkpoint
 from tests.llm.llama_checkpoints import pipeline_config, random_ids, write_llama
 from tests.llm.lora.adapters import merge, write_adapter
 
@@ -39,7 +39,8 @@ NAMES = ("red", "green", "blue")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("base"))
+    shape = LlamaShape(layers=3, intermediate=112)
+    return build_text_checkpoint(tmp_path_factory.mktemp("base"), shape=shape)
 
 
 @pytest.fixture(scope="module")

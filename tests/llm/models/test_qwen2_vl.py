@@ -185,15 +185,20 @@ def ask(engine: Engine, name: str, prompt: list[int], **values: Any) -> Iterator
     return engine.submit(Request(name, tuple(prompt), sampling))
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_greedy_tokens_in_a_batch(written: Written, kind: str) -> None:
-    expected = []
+@pytest.fixture(scope="module")
+def expected(written: Written) -> list[list[int]]:
+    """Return what transformers generates for each prompt."""
+    found = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": 3}
-        found = written.model.generate(ids, **options, pad_token_id=0)
-        made = found[0, len(prompt) :].tolist()
-        expected.append(made[: made.index(3)] if 3 in made else made)
+        made = written.model.generate(ids, **options, pad_token_id=0)[0, len(prompt) :].tolist()
+        found.append(made[: made.index(3)] if 3 in made else made)
+    return found
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_greedy_tokens_in_a_batch(written: Written, expected: list[list[int]], kind: str) -> None:
     with running(ENGINES[kind](written.folder)) as engine:
         for turn in range(2):  # the second time from the prefix cache
             streams = [ask(engine, f"{turn}.{n}", prompt) for n, prompt in enumerate(PROMPTS)]

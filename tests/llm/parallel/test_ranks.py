@@ -53,22 +53,19 @@ def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize(("num_ranks", "num_steps"), [(2, 5), (4, 1)])
-def test_ranks_generate_the_tokens_of_one(folder: Path, num_ranks: int, num_steps: int) -> None:
-    keys = {"max_num_steps": num_steps, "max_batch_input_tokens": 32}
+def test_ranks_generate_the_tokens_of_one(folder: Path) -> None:
+    keys = {"max_num_steps": 5, "max_batch_input_tokens": 32}
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
-    assert run(folder, num_ranks, **keys) == expected
+    assert run(folder, 4, **keys) == expected
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_with_experts_generate_the_tokens_of_one(tmp_path: Path, num_ranks: int) -> None:
-    """Whole experts, and each expert cut."""
+def test_ranks_with_experts_generate_the_tokens_of_one(tmp_path: Path) -> None:
+    """Each expert is cut; of the idle ranks below, each has whole ones."""
     folder = write_qwen3_moe(tmp_path, **HEADS, initializer_range=0.4)
     expected = run(folder, 1)
     assert min(map(len, expected)) > 12
-    for ep_size in (1, num_ranks):
-        assert run(folder, num_ranks, ep_size=ep_size) == expected
+    assert run(folder, 2) == expected
 
 
 def test_idle_ranks_run_forwards(tmp_path: Path) -> None:

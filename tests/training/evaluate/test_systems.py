@@ -45,15 +45,10 @@ def spell(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def teacher() -> Teacher:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = Kokoro()
-    torch.nn.init.constant_(network.predictor.duration_proj["linear_layer"].bias, -4.0)
+def teacher(kokoro: Kokoro) -> Teacher:
     device, rng = torch.device("cpu"), np.random.default_rng(0)
-    loaded = Kokoro.load(network.state_dict(), device)
     rows = {name: rng.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in NAMES}
-    studio = Studio(loaded, StyleBook(rows, device), device)
+    studio = Studio(kokoro, StyleBook(rows, device), device)
     return Teacher(studio, KNOWN, dict.fromkeys("ab", spell))
 
 

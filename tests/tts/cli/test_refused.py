@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from tests.deadlines import HANG_S
-from tests.speech_server import serving
 from tests.tts.command_line import LONG_TEXT, Say, command, error_line, frames_of, pipe_in
+from tests.tts.serving import serving
 from tts import __version__
 from tts.cli.script import read_script
+from tts.factory import Service
 from tts.say import main
 
 TLS = Path(__file__).parents[1] / "tls"
@@ -211,15 +215,22 @@ def test_an_unreachable_server_is_a_failure(
 
 
 @pytest.fixture(scope="module")
-def guarded(tiny_checkpoint: Path) -> Iterator[str]:
-    """The address of a server that asks for a token and for a certificate."""
-    flags = [
-        *("--host", "localhost", "--auth-token", "open sesame"),
-        *("--tls-cert", TLS / "server.pem", "--tls-key", TLS / "server.key"),
-        *("--tls-client-ca", TLS / "ca.pem"),
-    ]
-    with serving(str(tiny_checkpoint), [str(flag) for flag in flags]) as running:
-        yield running.address
+def guarded(tiny_service: Service) -> Iterator[str]:
+    """The address of a server that asks for a token and for a certificate; it has a thread."""
+    files = {name: TLS / f"server.{end}" for name, end in (("tls_cert", "pem"), ("tls_key", "key"))}
+    flags = {**files, "tls_client_ca": TLS / "ca.pem", "auth_token": "open sesame"}
+    address: Future[str] = Future()
+
+    async def scenario() -> None:
+        async with serving(tiny_service, host="localhost", **flags) as served:
+            address.set_result(served.server.address)
+            await asyncio.to_thread(ended.wait)
+
+    ended, thread = Event(), Thread(target=lambda: asyncio.run(scenario()))
+    thread.start()
+    yield address.result(HANG_S)
+    ended.set()
+    thread.join()
 
 
 def test_a_guarded_server_requires_the_token_and_the_certificate(

@@ -16,6 +16,7 @@ from tts import say, serve
 from tts.cli.options import Chunking, ModelChoice, read_options
 from tts.config.flags import FIRST, GROUPS, SHORT_FLAGS, choices_of, is_refused, supported_choices
 from tts.config.pipeline import AudioGenerationConfig
+from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
 from tts.config.sources import inner_type, is_section, walk_fields
 
@@ -46,6 +47,17 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
         for flag in re.findall(r"--(?:\[no-\])?[a-z][a-z.-]*", re.split(r"  +", entry)[0]):
             found[flag.replace("[no-]", "")] = re.sub(" +", " ", entry)
     return found
+
+
+@pytest.fixture(scope="module")
+def shown_by_serve() -> dict[str, str]:
+    return options_of(serve.build_parser(show_all=True))
+
+
+@pytest.fixture(scope="module")
+def plain() -> ServeConfig:
+    """The configuration of a command without flags."""
+    return serve.read_config(serve.build_parser().parse_args([]))
 
 
 def flag_of(name: str) -> str:
@@ -123,11 +135,12 @@ def shown_as(value: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - refused_fields()))
-def test_declared_and_shown_defaults_are_those_used(name: str) -> None:
+def test_declared_and_shown_defaults_are_those_used(
+    name: str, plain: ServeConfig, shown_by_serve: dict[str, str]
+) -> None:
     model_class, field = FIELDS[name]
-    resolved = serve.read_config(serve.build_parser().parse_args([]))
-    config = resolved.server if model_class is ServerConfig else resolved.model
-    shown = options_of(serve.build_parser(show_all=True))[flag_of(name)]
+    config = plain.server if model_class is ServerConfig else plain.model
+    shown = shown_by_serve[flag_of(name)]
     default = re.search(r"\(default: (.*)\)$", shown)
     if is_section(inner_type(field.annotation)):
         assert getattr(config, name) is None
@@ -145,9 +158,9 @@ def is_literal(field: FieldInfo) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - refused_fields()))
-def test_units_and_choices_are_shown(name: str) -> None:
+def test_units_and_choices_are_shown(name: str, shown_by_serve: dict[str, str]) -> None:
     model_class, field = FIELDS[name]
-    shown = options_of(serve.build_parser(show_all=True))[flag_of(name)]
+    shown = shown_by_serve[flag_of(name)]
     for end, unit in UNITS.items():
         assert not name.endswith(end) or shown.startswith(f"{flag_of(name)} {unit} ")
     if not name.startswith("draft_model."):

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.deadlines import HANG_S
@@ -22,7 +21,6 @@ from tests.tts.server_process import (
     ENGINE,
     FRONT_END,
     Process,
-    is_running,
     processes_of,
     serving_process,
 )
@@ -129,25 +127,6 @@ def test_each_killed_process_is_restarted(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_process_outlives_the_supervisor(
-    tiny_checkpoint: Path, tmp_path: Path, count: int
-) -> None:
-    """And no file of theirs, wherever the endpoints are."""
-
-    async def scenario() -> None:
-        flags = {"zmq-endpoint-base": f"ipc://{tmp_path}/x", "replicas": count, "front-ends": count}
-        async with serving_process(tiny_checkpoint, **flags) as process:
-            await process.ready()
-            pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
-            assert len(pids) == 2 * count
-            process.process.kill()
-            await until(lambda: _have_ended(pids))
-        assert list(tmp_path.iterdir()) == []
-
-    run(scenario())
-
-
 def _check_sizes_and_sockets(process: Process, endpoints: Endpoints) -> None:
     """Front ends do not load torch; the sockets exist and only their owner can connect."""
     (engine,) = processes_of(process, ENGINE)
@@ -220,10 +199,6 @@ async def _code_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
             pass
     code: grpc.StatusCode = await call.code()
     return code
-
-
-async def _have_ended(pids: list[int]) -> bool:
-    return not any(map(is_running, pids))
 
 
 async def _is_free(url: str) -> bool:

@@ -16,7 +16,16 @@ import grpc
 import pytest
 
 from tests.tts.processes.test_kills import Status, channel_to, create_voice, until, voice_names
-from tests.tts.server_process import Process, Shared, serving_process, shared
+from tests.tts.server_process import (
+    ENGINE,
+    FRONT_END,
+    Process,
+    Shared,
+    is_running,
+    processes_of,
+    serving_process,
+    shared,
+)
 from tests.tts.serving import error_of, health, reason_of, retry_s, stream_request
 from tts.ipc.engine_server import BEAT_S
 from tts.v1 import common_pb2
@@ -41,6 +50,7 @@ class Replicated:
 
     process: Process
     channels: list[grpc.aio.Channel]
+    sockets: Path
 
     @property
     def stubs(self) -> list[SpeechServiceStub]:
@@ -90,22 +100,26 @@ class Replicated:
 
 
 @asynccontextmanager
-async def replicated(checkpoint: Path) -> AsyncIterator[Replicated]:
-    async with serving_process(checkpoint, **FLAGS) as process, AsyncExitStack() as opened:
+async def replicated(checkpoint: Path, sockets: Path) -> AsyncIterator[Replicated]:
+    flags = {"zmq-endpoint-base": f"ipc://{sockets}/x", **FLAGS}
+    async with serving_process(checkpoint, **flags) as process, AsyncExitStack() as opened:
         address = await process.ready()
         channels = [await opened.enter_async_context(channel_to(address)) for _ in range(STREAMS)]
-        server = Replicated(process, channels)
+        server = Replicated(process, channels, sockets)
         await server.until_up([1, 1])
         yield server
-        process.process.terminate()
-        assert await process.ended() == 0
+        if process.process.returncode is None:
+            process.process.terminate()
+            assert await process.ended() == 0
         assert "Traceback" not in process.log
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[Shared[Replicated]]:
-    """A server whose replicas both serve again after each test."""
-    with shared(replicated(tiny_checkpoint)) as value:
+def server(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared[Replicated]]:
+    """A server whose replicas both serve again after each test but the last."""
+    with shared(replicated(tiny_checkpoint, tmp_path_factory.mktemp("sockets"))) as value:
         yield value
 
 
@@ -227,5 +241,25 @@ def test_a_drained_replica_loses_no_call_and_comes_back(server: Shared[Replicate
         await value.process.logged("engine-0 is back")
         assert value.pid_of(0) != before
         await value.until_up([1, 1])
+
+    server.run(scenario())
+
+
+def test_no_process_outlives_the_supervisor(server: Shared[Replicated]) -> None:
+    """And no file of theirs; the last of these tests, because it kills the server."""
+
+    async def scenario() -> None:
+        process = server.value.process
+        pids = processes_of(process, ENGINE) + processes_of(process, FRONT_END)
+        assert len(pids) == 4
+
+        async def have_ended() -> bool:
+            return not any(map(is_running, pids))
+
+        assert list(server.value.sockets.iterdir())
+        process.process.kill()
+        await until(have_ended)
+        assert await process.ended() == -signal.SIGKILL
+        assert list(server.value.sockets.iterdir()) == []
 
     server.run(scenario())

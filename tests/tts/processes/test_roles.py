@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tests.tts.processes.test_kills import channel_to, until
-from tests.tts.server_process import Process, serving_process
+from tests.tts.server_process import SOON_S, Process, restarting_process, serving_process
 from tests.tts.serving import run, stream_request
 from tts.v1 import common_pb2
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -53,22 +52,15 @@ def pid_of(process: Process, name: str) -> int:
     return int(re.findall(rf"{name} is (?:ready|back), process (\d+)", process.log)[-1])
 
 
-@asynccontextmanager
-async def plain(checkpoint: Path) -> AsyncIterator[str]:
-    async with serving_process(checkpoint, **PAGES) as process:
-        yield await process.ready()
-
-
-def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path) -> None:
+def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path, server: str) -> None:
     """Its audio is that of one engine, also when one of its engines for prompts is killed, and
     when none is left; a drained one comes back.
     """
 
     async def scenario() -> None:
-        async with plain(tiny_checkpoint) as address:
-            expected = await audio_of(address), await audio_of(address, "again ")
+        expected = await audio_of(server), await audio_of(server, "again ")
         flags = {"prefill-devices": "cpu,cpu", "replicas": 2, "max-restarts": 0, **METRICS}
-        async with serving_process(tiny_checkpoint, **PAGES, **flags) as process:
+        async with restarting_process(tiny_checkpoint, **PAGES, **flags) as process:
             address = await process.ready()
             assert await audio_of(address) == expected[0]
 
@@ -82,7 +74,7 @@ def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path) -> None:
             assert await calls == expected[1]
             os.kill(pid_of(process, "prefill-1"), signal.SIGKILL)
             assert await audio_of(address) == expected[0]
-            await process.logged("prefill-0 was ended by SIGKILL; starting it again in 10.0 s")
+            await process.logged(f"prefill-0 was ended by SIGKILL; starting it again in {SOON_S} s")
             await process.logged("prefill-0 is back")
             os.kill(pid_of(process, "prefill-0"), signal.SIGTERM)
             await process.logged("prefill-0 has drained; starting it again")
@@ -94,12 +86,14 @@ def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-def test_two_servers_by_address(tiny_checkpoint: Path) -> None:
-    """One computes prompts, the other has the clients; the first is killed and started again."""
+def test_two_servers_by_address(tiny_checkpoint: Path, server: str) -> None:
+    """One computes prompts, the other has the clients; the first is killed and started again.
+
+    A server with another page size is refused at its start.
+    """
 
     async def scenario() -> None:
-        async with plain(tiny_checkpoint) as address:
-            expected = await audio_of(address)
+        expected = await audio_of(server)
         base = new_tcp_base()
         prompts = {"pipeline-role": "prefill_only", "zmq-endpoint-base": base, **PAGES}
         decodes = {"pipeline-role": "decode_only", "prefill-endpoints": base, **PAGES, **METRICS}
@@ -110,6 +104,7 @@ def test_two_servers_by_address(tiny_checkpoint: Path) -> None:
             match = READY.fullmatch(line)
             assert match, (line, prefill.log)
             assert match[1] == base
+            await check_refusal(tiny_checkpoint, base)
             second = serving_process(tiny_checkpoint, **decodes)
             decode = await opened.enter_async_context(second)
             address = await decode.ready()
@@ -132,18 +127,11 @@ def test_two_servers_by_address(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-def test_another_page_size_is_refused_at_the_start(tiny_checkpoint: Path) -> None:
-    async def scenario() -> None:
-        base = new_tcp_base()
-        prompts = {"pipeline-role": "prefill_only", "zmq-endpoint-base": base, **PAGES}
-        decodes = {"pipeline-role": "decode_only", "prefill-endpoints": base}
-        async with serving_process(tiny_checkpoint, **prompts) as prefill:
-            assert READY.fullmatch(await prefill.line())
-            async with serving_process(tiny_checkpoint, **decodes) as decode:
-                assert await decode.ended() == 2
-            (line,) = [text for text in decode.errors if "pages cannot be used here" in text]
-            assert f"prefill_endpoints={base}" in line
-            assert "16 tokens per page; this engine has" in line
-            assert "128 tokens per page" in line
-
-    run(scenario())
+async def check_refusal(checkpoint: Path, base: str) -> None:
+    decodes = {"pipeline-role": "decode_only", "prefill-endpoints": base}
+    async with serving_process(checkpoint, **decodes) as decode:
+        assert await decode.ended() == 2
+    (line,) = [text for text in decode.errors if "pages cannot be used here" in text]
+    assert f"prefill_endpoints={base}" in line
+    assert "16 tokens per page; this engine has" in line
+    assert "128 tokens per page" in line

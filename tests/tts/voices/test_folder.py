@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from llm import CheckpointError
+from tests.fakes import tiny_config
 from tests.tts.server.test_voices import clip
 from tests.tts.server_process import (
     FRONT_END,
@@ -23,7 +24,9 @@ from tests.tts.server_process import (
     shared,
     stub_of,
 )
-from tests.tts.serving import error_of, grouped, reason_of, run, stream_request
+from tests.tts.serving import error_of, grouped, reason_of, run, serving, stream_request
+from tts.config.server import ServerConfig
+from tts.factory import create_service
 from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 from tts.voices.folder import VoiceFolder
@@ -130,11 +133,12 @@ def test_built_in_voices_need_no_folder(served: Served) -> None:
 
 def test_nor_do_they_in_one_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "voices"
+    service = create_service(tiny_config(tiny_checkpoint), ServerConfig(voice_folder=folder))
 
     async def scenario() -> None:
-        process = serving_process(tiny_checkpoint, voice_folder=folder, front_ends=0)
-        async with process as running:
-            await _without_folder(await running.ready(), folder)
+        async with serving(service, voice_folder=folder) as served:
+            await _without_folder(served.server.address, folder)
+        await service.client.close()
 
     run(scenario())
 
