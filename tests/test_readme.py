@@ -54,6 +54,7 @@ OTHER_PROGRAMS = (
     "benchmarks/understood.py",
     "tests/fuzz/__main__.py",
     "tests/mutation.py",
+    "training/evaluate/__main__.py",
 )
 """Programs without a parser to ask, whose flags the documents name."""
 
