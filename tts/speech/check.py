@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,6 +25,10 @@ from tts.text.segmenter import SpokenWord, TextSegment
 
 FORWARD_COST, BACK_COST = 6.0, 24.0
 """Costs of jumps in nats, chosen on speech with words cut out and doubled (docs/voices.md)."""
+TWIN_COST = -6.0
+"""The same for a jump over one of several equal words side by side ("no, no, no"): the frames of one
+word can be shared out to two at no cost, so each has to make the speech more likely by so much. In
+sound speech it does so by 35 or more."""
 
 SLOWEST_START_S, SLOWEST_S_PER_CHARACTER = 1.5, 0.14
 FASTEST_S_PER_CHARACTER = 0.035
@@ -94,22 +99,35 @@ def _compare(words: Sequence[SpokenWord], spoken: Sequence[int]) -> Verdict:
 def spoken_order(letters: np.ndarray, words: Sequence[SpokenWord]) -> list[int]:
     """Return the indices of the words in the order in which they are spoken."""
     states = States(words)
-    path = _path(letters[:, states.labels], states)
+    path = _path(letters[:, states.labels], states, _twins(words))
     is_start = np.isin(path, states.starts)
     is_start[1:] &= path[1:] != path[:-1]
     found: list[int] = states.owners[path[is_start]].tolist()
     return found
 
 
-def _path(emitted: np.ndarray, states: States) -> np.ndarray:
-    """Return the state of every frame on the most likely path; `emitted`: [T, states]."""
+def _twins(words: Sequence[SpokenWord]) -> np.ndarray:
+    """Return for each word with letters whether the one before it has the same letters."""
+    spelled = [labels for word in words if (labels := letter_labels(word.spoken))]
+    return np.array([False, *(one == other for one, other in pairwise(spelled))])
+
+
+def _path(emitted: np.ndarray, states: States, twins: np.ndarray) -> np.ndarray:
+    """Return the state of every frame on the most likely path.
+
+    `emitted`: [T, states]; `twins`: whether a word is the same as the one before it.
+    """
     starts, exits = states.starts, states.exits
     num_frames, num_states = emitted.shape
     own, order = np.arange(num_states), np.arange(len(exits))
-    last_exit = np.searchsorted(exits, starts) - 1  # before each word
+    # The last exit from which a word is entered over a missing one, and the cost: the two exits
+    # directly before a word lead to it without a jump.
+    last_exit = np.searchsorted(exits, starts - 2) - 1
+    forward_cost = np.where(twins, TWIN_COST, FORWARD_COST)
+    forward_cost[last_exit < 0] = -NOTHING
     origins = np.empty((num_frames, num_states), np.int32)  # state of the frame before
     scores = np.full(num_states, NOTHING)
-    scores[starts], scores[:SKIP] = -FORWARD_COST, 0.0
+    scores[starts], scores[:SKIP] = -forward_cost, 0.0
     scores = scores + emitted[0]
     for frame in range(1, num_frames):
         before, scores = scores, scores.copy()
@@ -123,7 +141,7 @@ def _path(emitted: np.ndarray, states: States) -> np.ndarray:
         leaving = before[exits]
         best = np.maximum.accumulate(leaving)  # of this exit and those before
         place = np.maximum.accumulate(np.where(leaving == best, order, 0))
-        forward, back = best[last_exit] - FORWARD_COST, best[-1] - BACK_COST
+        forward, back = best[last_exit] - forward_cost, best[-1] - BACK_COST
         jumped = np.maximum(forward, back)
         source = exits[np.where(forward >= back, place[last_exit], place[-1])]
         is_better = jumped > scores[starts]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tts.speech.aligner import NUM_LABELS, Aligner, letter_labels
-from tts.speech.check import CheckResult, Verdict, check_segment
+from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import (
     AudioChunk,
@@ -68,6 +68,20 @@ def test_words_that_are_missing_or_too_many(
     spoken: str, result: CheckResult, num_words: int
 ) -> None:
     assert verdict("It is very, very cold today.", spoken) == Verdict(result, num_words)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_equal_words_side_by_side_are_counted(count: int) -> None:
+    """The frames of one word can be shared out to two: two of them could be either letter."""
+    text = f"{'no, ' * count}the hammers."
+    said = frames(*["no"] * (count - 1), "the", "hammers")
+    first = 10 + FRAMES_PER_LETTER - 1  # the last frame of "n", and the first of "o"
+    said[first : first + 2, letter_labels("no")] = np.log(0.5)
+    found = check_segment(segment_of(text), 0.1 * len(text), letters=said)
+    assert found == Verdict(CheckResult.SKIPPED, 1)
+    whole = frames(*["no"] * count, "the", "hammers")
+    whole[first : first + 2, letter_labels("no")] = np.log(0.5)
+    assert check_segment(segment_of(text), 0.1 * len(text), letters=whole) == SOUND
 
 
 def test_words_in_another_order() -> None:
