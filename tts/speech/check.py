@@ -12,8 +12,9 @@ Without an aligner only the length of the speech and its end are checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -23,12 +24,17 @@ from tts.speech.aligner import LETTERS, letter_labels
 from tts.speech.word_times import NOTHING, SKIP, States
 from tts.text.segmenter import SpokenWord, TextSegment
 
-FORWARD_COST, BACK_COST = 6.0, 24.0
-"""Costs of jumps in nats, chosen on speech with words cut out and doubled (docs/voices.md)."""
+FORWARD_COST, AGAIN_COST, BACK_COST = 2.0, 12.0, 24.0
+"""Costs of jumps in nats: over words, from a word's end to its own start, to any earlier word.
+
+They were chosen on speech with words cut out and doubled (docs/voices.md).
+"""
 TWIN_COST = -6.0
-"""The same for a jump over one of several equal words side by side ("no, no, no"): the frames of one
-word can be shared out to two at no cost, so each has to make the speech more likely by so much. In
-sound speech it does so by 35 or more."""
+"""The cost of a jump over one of several equal words side by side ("no, no, no").
+
+The frames of one word can be shared out to two of them at no cost. So each has to make the speech
+more likely by so much; in sound speech it does so by 35 nats or more.
+"""
 
 SLOWEST_START_S, SLOWEST_S_PER_CHARACTER = 1.5, 0.14
 FASTEST_S_PER_CHARACTER = 0.035
@@ -79,11 +85,21 @@ def check_segment(
         return Verdict(CheckResult.TOO_FAST, len(words))
     if seconds > SLOWEST_START_S + SLOWEST_S_PER_CHARACTER * num_characters:
         return Verdict(CheckResult.TOO_SLOW, len(words))
-    return SOUND if letters is None else _compare(words, spoken_order(letters, words))
+    if letters is None:
+        return SOUND
+    parts = _parts(words)
+    return _compare(parts, spoken_order(letters, parts))
 
 
 def _is_plain(word: SpokenWord) -> bool:
     return all(sign in LETTERS or not sign.isalnum() for sign in word.spoken.lower())
+
+
+def _parts(words: Iterable[SpokenWord]) -> list[SpokenWord]:
+    """Return the words one by one of which words of the text are read: "95" is "ninety-five"."""
+    return [
+        replace(word, spoken=part) for word in words for part in re.split(r"[\s-]+", word.spoken)
+    ]
 
 
 def _compare(words: Sequence[SpokenWord], spoken: Sequence[int]) -> Verdict:
@@ -125,6 +141,7 @@ def _path(emitted: np.ndarray, states: States, twins: np.ndarray) -> np.ndarray:
     last_exit = np.searchsorted(exits, starts - 2) - 1
     forward_cost = np.where(twins, TWIN_COST, FORWARD_COST)
     forward_cost[last_exit < 0] = -NOTHING
+    silences = np.append(starts[1:], num_states) - 1  # behind each word
     origins = np.empty((num_frames, num_states), np.int32)  # state of the frame before
     scores = np.full(num_states, NOTHING)
     scores[starts], scores[:SKIP] = -forward_cost, 0.0
@@ -144,6 +161,11 @@ def _path(emitted: np.ndarray, states: States, twins: np.ndarray) -> np.ndarray:
         forward, back = best[last_exit] - forward_cost, best[-1] - BACK_COST
         jumped = np.maximum(forward, back)
         source = exits[np.where(forward >= back, place[last_exit], place[-1])]
+        ends = np.maximum(before[silences - 1], before[silences])
+        is_again = ends - AGAIN_COST > jumped
+        jumped = np.where(is_again, ends - AGAIN_COST, jumped)
+        own_end = silences - (before[silences - 1] > before[silences])
+        source = np.where(is_again, own_end, source)
         is_better = jumped > scores[starts]
         entered = starts[is_better]
         scores[entered], origin[entered] = jumped[is_better], source[is_better]
