@@ -76,7 +76,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What is recognised in one text's speech: without the check, with it, and by the teacher."""
+    """Words that are recognised in a text's speech: without the check, with it, the teacher's."""
 
     text: Text
     heard_unchecked: str

@@ -29,7 +29,7 @@ FORWARD_COST, AGAIN_COST, BACK_COST = 2.0, 12.0, 24.0
 
 They were chosen on speech with words cut out and doubled (docs/voices.md).
 """
-TWIN_COST = -6.0
+EQUAL_COST = -6.0
 """The cost of a jump over one of several equal words side by side ("no, no, no").
 
 The frames of one word can be shared out to two of them at no cost. So each has to make the speech
@@ -115,23 +115,23 @@ def _compare(words: Sequence[SpokenWord], spoken: Sequence[int]) -> Verdict:
 def spoken_order(letters: np.ndarray, words: Sequence[SpokenWord]) -> list[int]:
     """Return the indices of the words in the order in which they are spoken."""
     states = States(words)
-    path = _path(letters[:, states.labels], states, _twins(words))
+    path = _path(letters[:, states.labels], states, _repeated(words))
     is_start = np.isin(path, states.starts)
     is_start[1:] &= path[1:] != path[:-1]
     found: list[int] = states.owners[path[is_start]].tolist()
     return found
 
 
-def _twins(words: Sequence[SpokenWord]) -> np.ndarray:
+def _repeated(words: Sequence[SpokenWord]) -> np.ndarray:
     """Return for each word with letters whether the one before it has the same letters."""
     spelled = [labels for word in words if (labels := letter_labels(word.spoken))]
     return np.array([False, *(one == other for one, other in pairwise(spelled))])
 
 
-def _path(emitted: np.ndarray, states: States, twins: np.ndarray) -> np.ndarray:
+def _path(emitted: np.ndarray, states: States, repeated: np.ndarray) -> np.ndarray:
     """Return the state of every frame on the most likely path.
 
-    `emitted`: [T, states]; `twins`: whether a word is the same as the one before it.
+    `emitted`: [T, states]; `repeated`: whether a word is the same as the one before it.
     """
     starts, exits = states.starts, states.exits
     num_frames, num_states = emitted.shape
@@ -139,7 +139,7 @@ def _path(emitted: np.ndarray, states: States, twins: np.ndarray) -> np.ndarray:
     # The last exit from which a word is entered over a missing one, and the cost: the two exits
     # directly before a word lead to it without a jump.
     last_exit = np.searchsorted(exits, starts - 2) - 1
-    forward_cost = np.where(twins, TWIN_COST, FORWARD_COST)
+    forward_cost = np.where(repeated, EQUAL_COST, FORWARD_COST)
     forward_cost[last_exit < 0] = -NOTHING
     silences = np.append(starts[1:], num_states) - 1  # behind each word
     origins = np.empty((num_frames, num_states), np.int32)  # state of the frame before
