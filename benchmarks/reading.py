@@ -5,6 +5,12 @@ with them. A reading is right when it has the words of an accepted one: case, pu
 and an "and" inside a number do not count. `--failures` prints the wrong ones to standard error.
 
 WeTextProcessing (`pip install WeTextProcessing`) is measured on the same tables if it is installed.
+
+`--published FOLDER` also reads a normaliser's own test cases, files of lines `written~spoken` (NeMo
+text processing: `tests/nemo_text_processing/en/data_text_normalization` of its repository) or
+`written => spoken` (WeTextProcessing: `tn/english/test/data`). They hold one reading each: spaces
+and every "and" do not count, so that "p m" is "pm". What remains wrong is partly another choice
+("minus", "negative").
 """
 
 from __future__ import annotations
@@ -63,6 +69,27 @@ def cases(path: Path) -> tuple[Case, ...]:
     return tuple(Case(*line.split("\t")) for line in lines if "\t" in line)
 
 
+def published(folder: Path) -> tuple[Case, ...]:
+    """Return a normaliser's own cases, of all text files of a folder; the class is the file's name.
+
+    Lines without a reading, or with several written forms, are left out.
+    """
+    found = []
+    for path in sorted(folder.glob("*.txt")):
+        kind = path.stem.removeprefix("test_cases_")
+        for line in path.read_text(encoding="utf-8").splitlines():
+            written, sign, spoken = line.partition(" => " if " => " in line else "~")
+            if sign and written.strip() and words_of(spoken):
+                found.append(Case(kind, written.strip(), spoken.strip()))
+    return tuple(found)
+
+
+def is_same(said: str, spoken: str) -> bool:
+    """Return whether two readings differ in spaces, signs and "and" only."""
+    one, other = (words_of(text).split() for text in (said, spoken))
+    return "".join(w for w in one if w != "and") == "".join(w for w in other if w != "and")
+
+
 def read(text: str) -> str:
     """Return what the service says, sentence by sentence."""
     return spoken_text(text, OPTIONS)
@@ -84,6 +111,12 @@ def failures(table: Sequence[Case], normalise: Normaliser) -> tuple[Failure, ...
     """Return the cases of a table that a normaliser reads wrong."""
     pairs = ((case, normalise(case.written)) for case in table)
     return tuple(Failure(case, said) for case, said in pairs if not case.accepts(said))
+
+
+def published_failures(table: Sequence[Case], normalise: Normaliser) -> tuple[Failure, ...]:
+    """Return the cases of a normaliser that another one reads in other words."""
+    pairs = ((case, normalise(case.written)) for case in table)
+    return tuple(Failure(case, said) for case, said in pairs if not is_same(said, case.spoken))
 
 
 def peer() -> Normaliser | None:
@@ -129,11 +162,18 @@ def speed(repeat: int) -> Figure:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Right readings of written English.", repeat=3, has_model=False)
     parser.add_argument("--failures", action="store_true", help="print the wrong readings")
+    parser.add_argument("--published", type=Path, nargs="+", default=[], metavar="FOLDER",
+                        help="folders of test cases of other normalisers")  # fmt: skip
     args = parser.parse_args(argv)
     wrong = failures((*cases(FRESH), *cases(INFORMED)), read)
+    figures, shown = [*shares("this service", read, BAR_PERCENT)], [*wrong]
+    for folder in args.published:
+        table = published(folder)
+        differ = published_failures(table, read)
+        figures.append(_share(f"published, {folder.name}", len(differ), len(table), None))
+        shown += differ
     if args.failures:
-        print(*wrong, sep="\n", file=sys.stderr)
-    figures = [*shares("this service", read, BAR_PERCENT)]
+        print(*shown, sep="\n", file=sys.stderr)
     other = peer()
     if other is not None:
         figures += shares("WeTextProcessing", other, None)

@@ -7,15 +7,19 @@ voices of `benchmarks.understood`, and compared with what Moonshine recognises
 Every text is spoken with the check on. Where no segment was spoken again, its speech is the same
 without the check; the others are spoken a second time with the check off. The recogniser makes
 errors of its own: only the difference is meaningful. With `python -m training.evaluate skipped`
-the teacher says the same texts. `benchmarks.planted` counts what the check finds of known faults.
+the teacher says the same texts. `--log FILE` keeps what was recognised, text by text: the same
+command continues there. `benchmarks.planted` counts what the check finds of known faults.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -72,14 +76,26 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Words that are missing or too many in one text's speech."""
+    """Words that are recognised in a text's speech: without the check, with it, the teacher's."""
 
     text: Text
-    heard: str
-    unchecked: Slips
-    checked: Slips
+    heard_unchecked: str
+    heard_checked: str
     num_segments: int
     num_retried: int
+    heard_teacher: str | None = None  # None: it was not asked
+
+    @property
+    def unchecked(self) -> Slips:
+        return slips(self.text.spoken, self.heard_unchecked)
+
+    @property
+    def checked(self) -> Slips:
+        return slips(self.text.spoken, self.heard_checked)
+
+    @property
+    def teacher(self) -> Slips:
+        return slips(self.text.spoken, self.heard_teacher or "")
 
     @property
     def is_false_alarm(self) -> bool:
@@ -90,7 +106,40 @@ class Compared:
         counts = f"{self.unchecked.missing}-{self.unchecked.extra}+"
         if self.num_retried:
             counts += f" → {self.checked.missing}-{self.checked.extra}+"
-        return f"{self.text.voice:8s} {counts:14s} {self.text.spoken} | {self.heard}"
+        if self.heard_teacher is not None:
+            counts += f" ({self.teacher.missing}-{self.teacher.extra}+)"
+        return f"{self.text.voice:8s} {counts:14s} {self.text.spoken} | {self.heard_unchecked}"
+
+
+class Log:
+    """Texts that were compared, in a file of JSON lines that a later run continues.
+
+    The last line of a text counts. A line that was not written to its end is removed.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[Text, Compared] = {}
+        if path is None or not path.exists():
+            return
+        whole = path.read_bytes()
+        whole = whole[: whole.rfind(b"\n") + 1]
+        path.write_bytes(whole)
+        for line in whole.decode().splitlines():
+            values = json.loads(line)
+            one = Compared(**values | {"text": Text(**values["text"])})
+            self._known[one.text] = one
+
+    def get(self, text: Text) -> Compared | None:
+        """Return what was recognised in a text's speech; None if it was not spoken."""
+        return self._known.get(text)
+
+    def add(self, one: Compared) -> None:
+        """Append a text that was compared."""
+        self._known[one.text] = one
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
 
 
 def speak(voice: LoadedVoice, text: Text) -> Spoken:
@@ -107,7 +156,7 @@ def _clip(speech: Speech) -> Clip:
     return Clip(speech.samples, speech.sample_rate)
 
 
-def spoken_in_turn(voice: LoadedVoice, asked: Sequence[Text]) -> Iterator[Spoken]:
+def spoken_in_turn(voice: LoadedVoice, asked: Sequence[Text]) -> Generator[Spoken]:
     """Speak some texts at once; iterate over them in order. The rest is dropped at an early end."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
@@ -131,17 +180,37 @@ class Listener(Protocol):
 
 
 def compare(spoken: Spoken, recogniser: Listener) -> Compared:
-    """Compare the text's words with those that are recognised."""
-    meant = spoken.text.spoken
+    """Return what is recognised in a text's speech."""
     heard = [
         recogniser.words(prepared(clip.samples, clip.sample_rate))
         for clip in (spoken.unchecked, spoken.checked)
         if clip is not None
     ]
-    unchecked, checked = slips(meant, heard[0]), slips(meant, heard[-1])
-    return Compared(
-        spoken.text, heard[0], unchecked, checked, spoken.num_segments, spoken.num_retried
-    )
+    return Compared(spoken.text, heard[0], heard[-1], spoken.num_segments, spoken.num_retried)
+
+
+def compared(
+    voice: LoadedVoice,
+    asked: Sequence[Text],
+    recogniser: Listener,
+    log: Log,
+    hear_teacher: Callable[[Text], str] | None = None,
+) -> Iterator[Compared]:
+    """Iterate over texts in order; those in the log are not spoken again.
+
+    `hear_teacher`: function to what is recognised in the teacher's speech of a text.
+    """
+    said = spoken_in_turn(voice, [text for text in asked if log.get(text) is None])
+    with closing(said):
+        for text in asked:
+            one = known = log.get(text)
+            if one is None:
+                one = compare(next(said), recogniser)
+            if hear_teacher is not None and one.heard_teacher is None:
+                one = replace(one, heard_teacher=hear_teacher(text))
+            if one is not known:
+                log.add(one)
+            yield one
 
 
 def texts(num_words: int, seed: int) -> list[Text]:
@@ -175,24 +244,33 @@ def figures(found: Sequence[Compared]) -> Iterator[Figure]:
     yield Figure("of them unnecessarily", (100 * alarms / segments,), "%", note=note)
 
 
-def above_teacher(found: Sequence[Compared], teacher: Slips) -> Iterator[Figure]:
-    """Iterate over the teacher's rate per 1,000 words, and that of checked speech above it."""
+def above_teacher(found: Sequence[Compared]) -> Iterator[Figure]:
+    """Iterate over the teacher's rate per 1,000 words, and those of our speech above it."""
+    teacher = total(one.teacher for one in found)
     note = f"{teacher.missing} missing, {teacher.extra} too many of {teacher.words}"
     yield Figure("teacher", (1000 * teacher.rate,), "per 1,000 words", note=note)
-    above = 1000 * (total(one.checked for one in found).rate - teacher.rate)
-    yield Figure("checked, above the teacher", (above,), "per 1,000 words", bar=BAR_ABOVE)
+    without, checked = total(c.unchecked for c in found), total(c.checked for c in found)
+    for name, slip, bar in (("unchecked", without, None), ("checked", checked, BAR_ABOVE)):
+        above = 1000 * (slip.rate - teacher.rate)
+        yield Figure(f"{name}, above the teacher", (above,), "per 1,000 words", bar=bar)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark, which `training.evaluate skipped` has, too."""
+    parser.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
+    parser.add_argument("--words", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1, help="of the texts")
+    parser.add_argument("--log", type=Path, help="continue this file of what was recognised")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments("Missing and doubled words, with and without the check.", repeat=1)
-    options.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
-    options.add_argument("--words", type=int, default=5000)
-    options.add_argument("--seed", type=int, default=1, help="of the texts")
+    add_options(options)
     args = options.parse_args(argv)
     recogniser, found = Recogniser(args.moonshine), []
     with load(args.model) as voice:
-        said = spoken_in_turn(voice, texts(args.words, args.seed))
-        for one in until_stopped(compare(spoken, recogniser) for spoken in said):
+        asked = texts(args.words, args.seed)
+        for one in until_stopped(compared(voice, asked, recogniser, Log(args.log))):
             found.append(one)
             if one.unchecked.rate or one.num_retried:
                 print(one, file=sys.stderr, flush=True)

@@ -59,8 +59,15 @@ class Recogniser:
         )
 
     def words(self, clip: np.ndarray) -> str:
-        """Return the words that are recognised in a prepared clip."""
-        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0]
+        """Return the words that are recognised in a prepared clip.
+
+        Of some clips that begin with silence, also long ones, Moonshine recognises nothing: then
+        it hears the clip again without its first quarter of a second.
+        """
+        return self._words(clip) or self._words(clip[RATE // 4 :])
+
+    def _words(self, clip: np.ndarray) -> str:
+        return self._tokens.decode_batch(self._recogniser.generate(clip[None]))[0].strip()
 
 
 class SpeechJudges(Recogniser):

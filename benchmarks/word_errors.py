@@ -119,5 +119,6 @@ def _readings(digits: str) -> list[str]:
     found = [num2words(int(digits)), single]
     if len(digits) in (3, 4):
         rest = num2words(int(digits[-2:])) if int(digits[-2:]) else "hundred"
-        found.append(f"{num2words(int(digits[:-2]))} {rest}")
+        is_oh = digits[-2] == "0" and digits[-1] != "0"  # 1903 is "nineteen oh three"
+        found.append(f"{num2words(int(digits[:-2]))} {'oh ' if is_oh else ''}{rest}")
     return found

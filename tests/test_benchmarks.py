@@ -11,6 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -65,7 +66,6 @@ from benchmarks.report import (
 from benchmarks.speech_judges import Acoustics
 from benchmarks.stub_engine import stub_engine_server
 from benchmarks.word_errors import (
-    Slips,
     WordErrors,
     edit_distance,
     slips,
@@ -75,7 +75,7 @@ from benchmarks.word_errors import (
 from llm import FinishReason
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
-from tts.api.load import load_service
+from tts.api.load import load, load_service
 from tts.factory import Service
 from tts.speech.check import CheckResult
 from tts.text.segmenter import TextSegment
@@ -363,6 +363,7 @@ def test_figures_are_words_to_the_recogniser() -> None:
         ("It was very cold.", "It was very, very cold.", (0, 1)),
         ("Zero, zero, zero, eight.", "008", (1, 0)),
         ("Nineteen ninety-five had twelve hundred.", "1995 had 1200", (0, 0)),
+        ("Sold by nineteen oh three.", "Sold by 1903.", (0, 0)),
         ("Agnes Henderson overloads it.", "Agnesson over loads it.", (0, 0)),
         ("We need apples, ropes and wheels.", "We need wheels.", (3, 0)),
         ("Hello.", "", (1, 0)),
@@ -389,6 +390,13 @@ def clip_of(said: str) -> understood.Clip:
     return understood.Clip(spelled.astype(np.float32), speech_judges.RATE)
 
 
+class LengthListener:
+    """Recognises a word in a clip, for each second that has begun."""
+
+    def words(self, clip: np.ndarray) -> str:
+        return " ".join(["yes"] * -(-len(clip) // speech_judges.RATE))
+
+
 def test_skipped_compares_speech_with_and_without_the_check() -> None:
     """Clips that spell what is said: one text is repaired, one is spoken again for nothing."""
 
@@ -410,12 +418,51 @@ def test_skipped_compares_speech_with_and_without_the_check() -> None:
 
 
 def test_a_voice_is_compared_with_the_teacher() -> None:
-    text = skipped.Text("names", "One two three four.", "hazel", 0)
-    found = [skipped.Compared(text, "", Slips(3, 0, 500), Slips(2, 1, 500), 1, 1)]
+    words = " ".join(["one two"] * 250)
+    text = skipped.Text("names", words, "hazel", 0)
     for missing, above, is_reached in ((2, 2.0, True), (1, 4.0, False)):
-        theirs, ours = skipped.above_teacher(found, Slips(missing, 0, 500))
-        assert theirs.value == 2.0 * missing
+        unchecked, checked, theirs = (words.split()[count:] for count in (4, 3, missing))
+        found = [
+            skipped.Compared(text, *map(" ".join, (unchecked, checked)), 1, 1, " ".join(theirs))
+        ]
+        teacher, without, ours = skipped.above_teacher(found)
+        assert teacher.value == 2.0 * missing
+        assert without.value == pytest.approx(above + 2)
         assert (ours.value, ours.reached) == (pytest.approx(above), is_reached)
+
+
+def test_a_log_continues_where_a_run_ended(tmp_path: Path) -> None:
+    path = tmp_path / "skipped.jsonl"
+    text, other = (skipped.Text("names", "One two — three.", "hazel", seed) for seed in (0, 1))
+    log = skipped.Log(path)
+    log.add(skipped.Compared(text, "One two.", "One two three.", 1, 1))
+    taught = skipped.Compared(text, "One two.", "One two three.", 1, 1, "One “two” three.")
+    log.add(taught)
+    with path.open("ab") as file:
+        file.write(b'{"text": {"kind": "na')  # as after a kill
+    log = skipped.Log(path)
+    assert (log.get(text), log.get(other)) == (taught, None)
+    log.add(replace(taught, text=other))
+    assert skipped.Log(path).get(other) == replace(taught, text=other)
+
+
+def test_what_is_in_the_log_is_not_spoken_again(tmp_path: Path) -> None:
+    path, judges = tmp_path / "skipped.jsonl", LengthListener()
+    asked = [skipped.Text("single", "Yes.", "hazel", seed) for seed in (0, 1)]
+    skipped.Log(path).add(skipped.Compared(asked[0], "yes", "yes", 1, 0))
+
+    def lines() -> int:
+        return path.read_text(encoding="utf-8").count("\n")
+
+    with load("") as voice:
+        known, said = skipped.compared(voice, asked, judges, skipped.Log(path))
+        assert (known.heard_checked, said.num_segments, lines()) == ("yes", 1, 2)
+        again = skipped.compared(voice, asked, judges, skipped.Log(path), lambda text: text.voice)
+        assert [one.heard_teacher for one in again] == ["hazel", "hazel"]
+        assert [replace(known, heard_teacher="hazel"), replace(said, heard_teacher="hazel")] == [
+            skipped.Log(path).get(text) for text in asked
+        ]
+    assert lines() == 4
 
 
 # --- planted

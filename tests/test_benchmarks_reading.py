@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reading import BAR_PERCENT, FRESH, INFORMED, OPTIONS, Case, cases, failures, read
+from benchmarks.reading import (
+    BAR_PERCENT,
+    FRESH,
+    INFORMED,
+    OPTIONS,
+    Case,
+    cases,
+    failures,
+    published,
+    published_failures,
+    read,
+)
 from tts.text.segmenter import split_text
 
 MIN_CASES, MIN_KINDS = 300, 25
@@ -36,6 +47,23 @@ def test_a_case_accepts_each_of_its_readings_and_no_other() -> None:
     )
     assert not case.accepts("two dollars and fifteen cents")
     assert Case("cardinal", "101", "one hundred one").accepts("one hundred and one")
+
+
+def test_published_cases_differ_in_their_words_only(tmp_path: Path) -> None:
+    lines = [
+        "5pm~five PM",
+        "-2~negative two",
+        "123~one hundred and twenty three",
+        "~123",
+        "none",
+        "",
+    ]
+    (tmp_path / "test_cases_time.txt").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "word.txt").write_text("1 ft => one foot\n", encoding="utf-8")
+    table = published(tmp_path)
+    assert [case.kind for case in table] == ["time"] * 3 + ["word"]
+    (wrong,) = published_failures(table, read)
+    assert (wrong.case.written, wrong.said) == ("-2", "minus two")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.skipped import add_options
 from training.evaluate import cloning, natural, phonemes, prosody, skipped, timings, voices
 from training.speech_codec.coder import CODER_FILE
 
@@ -64,9 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--lines", type=int, default=40)
     command.add_argument("--seed", type=int, default=0, help="of the teacher's noise")
     command = add(commands, "skipped", skipped.run, "missing and doubled words of hard texts")
-    command.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
-    command.add_argument("--words", type=int, default=5000)
-    command.add_argument("--seed", type=int, default=1, help="of the texts")
+    add_options(command)
     command = add(commands, "phonemes", phonemes.run, "IPA in a request, and of a text")
     command.add_argument("--reader", type=Path, help="reader.safetensors: with made-up words")
     command.add_argument("--coder", type=Path, default=CODER_FILE, help="that wrote the codes")

@@ -12,9 +12,11 @@ Without an aligner only the length of the speech and its end are checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,8 +24,17 @@ from tts.speech.aligner import LETTERS, letter_labels
 from tts.speech.word_times import NOTHING, SKIP, States
 from tts.text.segmenter import SpokenWord, TextSegment
 
-FORWARD_COST, BACK_COST = 6.0, 24.0
-"""Costs of jumps in nats, chosen on speech with words cut out and doubled (docs/voices.md)."""
+FORWARD_COST, AGAIN_COST, BACK_COST = 2.0, 12.0, 24.0
+"""Costs of jumps in nats: over words, from a word's end to its own start, to any earlier word.
+
+They were chosen on speech with words cut out and doubled (docs/voices.md).
+"""
+EQUAL_COST = -6.0
+"""The cost of a jump over one of several equal words side by side ("no, no, no").
+
+The frames of one word can be shared out to two of them at no cost. So each has to make the speech
+more likely by so much; in sound speech it does so by 35 nats or more.
+"""
 
 SLOWEST_START_S, SLOWEST_S_PER_CHARACTER = 1.5, 0.14
 FASTEST_S_PER_CHARACTER = 0.035
@@ -74,11 +85,21 @@ def check_segment(
         return Verdict(CheckResult.TOO_FAST, len(words))
     if seconds > SLOWEST_START_S + SLOWEST_S_PER_CHARACTER * num_characters:
         return Verdict(CheckResult.TOO_SLOW, len(words))
-    return SOUND if letters is None else _compare(words, spoken_order(letters, words))
+    if letters is None:
+        return SOUND
+    parts = _parts(words)
+    return _compare(parts, spoken_order(letters, parts))
 
 
 def _is_plain(word: SpokenWord) -> bool:
     return all(sign in LETTERS or not sign.isalnum() for sign in word.spoken.lower())
+
+
+def _parts(words: Iterable[SpokenWord]) -> list[SpokenWord]:
+    """Return the words one by one of which words of the text are read: "95" is "ninety-five"."""
+    return [
+        replace(word, spoken=part) for word in words for part in re.split(r"[\s-]+", word.spoken)
+    ]
 
 
 def _compare(words: Sequence[SpokenWord], spoken: Sequence[int]) -> Verdict:
@@ -94,22 +115,36 @@ def _compare(words: Sequence[SpokenWord], spoken: Sequence[int]) -> Verdict:
 def spoken_order(letters: np.ndarray, words: Sequence[SpokenWord]) -> list[int]:
     """Return the indices of the words in the order in which they are spoken."""
     states = States(words)
-    path = _path(letters[:, states.labels], states)
+    path = _path(letters[:, states.labels], states, _repeated(words))
     is_start = np.isin(path, states.starts)
     is_start[1:] &= path[1:] != path[:-1]
     found: list[int] = states.owners[path[is_start]].tolist()
     return found
 
 
-def _path(emitted: np.ndarray, states: States) -> np.ndarray:
-    """Return the state of every frame on the most likely path; `emitted`: [T, states]."""
+def _repeated(words: Sequence[SpokenWord]) -> np.ndarray:
+    """Return for each word with letters whether the one before it has the same letters."""
+    spelled = [labels for word in words if (labels := letter_labels(word.spoken))]
+    return np.array([False, *(one == other for one, other in pairwise(spelled))])
+
+
+def _path(emitted: np.ndarray, states: States, repeated: np.ndarray) -> np.ndarray:
+    """Return the state of every frame on the most likely path.
+
+    `emitted`: [T, states]; `repeated`: whether a word is the same as the one before it.
+    """
     starts, exits = states.starts, states.exits
     num_frames, num_states = emitted.shape
     own, order = np.arange(num_states), np.arange(len(exits))
-    last_exit = np.searchsorted(exits, starts) - 1  # before each word
+    # The last exit from which a word is entered over a missing one, and the cost: the two exits
+    # directly before a word lead to it without a jump.
+    last_exit = np.searchsorted(exits, starts - 2) - 1
+    forward_cost = np.where(repeated, EQUAL_COST, FORWARD_COST)
+    forward_cost[last_exit < 0] = -NOTHING
+    silences = np.append(starts[1:], num_states) - 1  # behind each word
     origins = np.empty((num_frames, num_states), np.int32)  # state of the frame before
     scores = np.full(num_states, NOTHING)
-    scores[starts], scores[:SKIP] = -FORWARD_COST, 0.0
+    scores[starts], scores[:SKIP] = -forward_cost, 0.0
     scores = scores + emitted[0]
     for frame in range(1, num_frames):
         before, scores = scores, scores.copy()
@@ -123,9 +158,14 @@ def _path(emitted: np.ndarray, states: States) -> np.ndarray:
         leaving = before[exits]
         best = np.maximum.accumulate(leaving)  # of this exit and those before
         place = np.maximum.accumulate(np.where(leaving == best, order, 0))
-        forward, back = best[last_exit] - FORWARD_COST, best[-1] - BACK_COST
+        forward, back = best[last_exit] - forward_cost, best[-1] - BACK_COST
         jumped = np.maximum(forward, back)
         source = exits[np.where(forward >= back, place[last_exit], place[-1])]
+        ends = np.maximum(before[silences - 1], before[silences])
+        is_again = ends - AGAIN_COST > jumped
+        jumped = np.where(is_again, ends - AGAIN_COST, jumped)
+        own_end = silences - (before[silences - 1] > before[silences])
+        source = np.where(is_again, own_end, source)
         is_better = jumped > scores[starts]
         entered = starts[is_better]
         scores[entered], origin[entered] = jumped[is_better], source[is_better]

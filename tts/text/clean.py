@@ -43,6 +43,7 @@ _LETTERS_TABLE = str.maketrans(
 _PLAIN_TABLE = str.maketrans(PLAIN)
 _DROPPED_CATEGORIES = frozenset({"So", "Sk", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Cc"})
 _SUPERSCRIPTS = re.compile("(?<=[0-9)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{2,}|(?<=[0-9)])[⁰¹⁴⁵⁶⁷⁸⁹]")
+_DEGREES = re.compile("(?<=[0-9])º(?=[CF]?(?![A-Za-z0-9]))")  # an ordinal sign, as it is typed
 _NOT_COMPATIBLE = re.compile("([ªº²³¹⁰⁴-⁹½⅓⅔¼¾⅕⅛⅜⅝⅞№°])")
 _DROPPED_TABLE = str.maketrans(dict.fromkeys("™®©℠", "") | {"…": "... ", "⁄": "/"})
 _EMOJI = re.compile(f"[{EMOJI}]")
@@ -119,7 +120,7 @@ def clean_word(
 
 def _compatible(word: str) -> str:
     """Return a word in compatibility forms, with the names of a few signs in English."""
-    word = _SUPERSCRIPTS.sub(_power, word).translate(_BEFORE_TABLE)
+    word = _DEGREES.sub("°", _SUPERSCRIPTS.sub(_power, word)).translate(_BEFORE_TABLE)
     return unicodedata.normalize("NFKC", word)
 
 

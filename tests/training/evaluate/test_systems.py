@@ -21,7 +21,7 @@ from training.evaluate.melody import DecoderPitch, planned_pitch
 from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
 from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
-from training.evaluate.skipped import judged
+from training.evaluate.skipped import hearing
 from training.evaluate.systems import Teacher, each, speaker_of
 from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
@@ -66,14 +66,21 @@ class LengthListener:
         return " ".join(["bad"] * -(-len(clip) // RATE))
 
 
-def test_the_teachers_slips_are_those_in_its_own_clip(teacher: Teacher) -> None:
-    text = skipped.Text("names", "bad cab", "edith", 0)
-    silence = Clip(np.zeros(3 * RATE, np.float32), RATE)
-    said = [skipped.Spoken(text, silence, None, 1, 0)]
-    ((ours, theirs),) = judged(said, teacher.speak, LengthListener())
-    assert (ours.checked.missing, ours.checked.extra) == (0, 1)
-    assert len(teacher.speak(text.spoken, "edith").samples) < SAMPLE_RATE
-    assert (theirs.missing, theirs.extra, theirs.words) == (1, 0, 2)
+def test_the_teacher_is_heard_once_for_each_text_and_voice(teacher: Teacher) -> None:
+    asked: list[str] = []
+
+    def speak(text: str, voice: str) -> Clip:
+        asked.append(voice)
+        return teacher.speak(text, voice)
+
+    hear = hearing(speak, LengthListener())
+    texts = [
+        skipped.Text("names", "Bad cab.", voice, n)
+        for n, voice in enumerate(["edith"] * 2 + ["hazel"])
+    ]
+    assert len(teacher.speak("bad cab", "edith").samples) < SAMPLE_RATE
+    assert [hear(text) for text in texts] == ["bad"] * 3
+    assert asked == ["edith", "hazel"]
 
 
 def test_the_teacher_says_what_it_plans(teacher: Teacher) -> None:

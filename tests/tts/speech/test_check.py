@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tts.speech.aligner import NUM_LABELS, Aligner, letter_labels
-from tts.speech.check import CheckResult, Verdict, check_segment
+from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import (
     AudioChunk,
@@ -68,6 +68,39 @@ def test_words_that_are_missing_or_too_many(
     spoken: str, result: CheckResult, num_words: int
 ) -> None:
     assert verdict("It is very, very cold today.", spoken) == Verdict(result, num_words)
+
+
+@pytest.mark.parametrize("spoken", ["it is is cold", "it cold"])
+def test_words_are_counted_where_the_letters_are_unsure(spoken: str) -> None:
+    """A short word twice makes the speech 18 nats less likely, without the word 3.6 nats."""
+    text, unsure = "It is cold.", 1.8 / -SURE
+    found = check_segment(segment_of(text), 1.0, letters=unsure * frames(*spoken.split()))
+    assert found.num_words == 1
+    sound = check_segment(segment_of(text), 1.0, letters=unsure * frames("it", "is", "cold"))
+    assert sound == SOUND
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_equal_words_side_by_side_are_counted(count: int) -> None:
+    """The frames of one word can be shared out to two: two of them could be either letter."""
+    text = f"{'no, ' * count}the hammers."
+    said = frames(*["no"] * (count - 1), "the", "hammers")
+    first = 10 + FRAMES_PER_LETTER - 1  # the last frame of "n", and the first of "o"
+    said[first : first + 2, letter_labels("no")] = np.log(0.5)
+    found = check_segment(segment_of(text), 0.1 * len(text), letters=said)
+    assert found == Verdict(CheckResult.SKIPPED, 1)
+    whole = frames(*["no"] * count, "the", "hammers")
+    whole[first : first + 2, letter_labels("no")] = np.log(0.5)
+    assert check_segment(segment_of(text), 0.1 * len(text), letters=whole) == SOUND
+
+
+@pytest.mark.parametrize(
+    "spoken", ["room forty one", "room one", "room forty", "room forty one one"]
+)
+def test_each_word_of_a_number_is_counted(spoken: str) -> None:
+    found = check_segment(segment_of("Room 41."), 1.5, letters=frames(*spoken.split()))
+    assert (found == SOUND) == (spoken == "room forty one")
+    assert found.num_words <= 1
 
 
 def test_words_in_another_order() -> None:

@@ -65,6 +65,9 @@ MONEY = {
     "-$5": "minus five dollars",
     "$20-30": "twenty to thirty dollars",
     "$5/month": "five dollars per month",
+    "$20/mo, £10/wk": "twenty dollars per month, ten pounds per week",
+    "$.05": "five cents",
+    "$50.00-$100.00": "fifty dollars to one hundred dollars",
     "It cost $5.": "It cost five dollars.",
 }
 DATES = {
@@ -87,6 +90,16 @@ DATES = {
     "the '80s": "the eighties",
     "1990-1995": "nineteen ninety to nineteen ninety-five",
     "2026-13-45": "twenty twenty-six thirteen forty-five",
+    "25 jul 2012": "the twenty-fifth of July, twenty twelve",
+    "JAN 15 2020": "January fifteenth, twenty twenty",
+    "on jan. 15 we met": "on January fifteenth we met",
+    "in may 2010": "in May twenty ten",
+    "they march 20 miles": "they march twenty miles",
+    "Jan-15-2020": "January fifteenth, twenty twenty",
+    "2016/07/03": "July third, twenty sixteen",
+    "15-01-2020": "January fifteenth, twenty twenty",
+    "v2024.01.05": "version two thousand and twenty-four point zero one point zero five",
+    "the 1960s-80s": "the nineteen sixties to eighties",
 }
 TIMES = {
     "3:05 pm": "three oh five P M",
@@ -96,6 +109,11 @@ TIMES = {
     "at 11 a.m. sharp": "at eleven A M sharp",
     "It is 3 p.m.": "It is three P M.",
     "12:05:09": "twelve oh five and nine seconds",
+    "10:00:05 a.m. sharp": "ten o'clock and five seconds A M sharp",
+    "10:00:00 pm": "ten P M",
+    "at 2.30 p.m. sharp": "at two thirty P M sharp",
+    "2.30 miles": "two point three zero miles",
+    "at 1:00 a.m": "at one A M",
 }
 ORDINALS_AND_FRACTIONS = {
     "1st": "first",
@@ -107,6 +125,7 @@ ORDINALS_AND_FRACTIONS = {
     "2½ cups": "two and a half cups",
     "⅔": "two thirds",
     "7/8": "seven eighths",
+    "1/3rd": "one third",
     "50%": "fifty percent",
     "5-10%": "five to ten percent",
 }
@@ -124,11 +143,18 @@ MEASURES = {
     "16GB": "sixteen gigabytes",
     "2.4 GHz": "two point four gigahertz",
     "5μm": "five micrometers",
+    "45ºC": "forty-five degrees Celsius",
+    "12KG": "twelve kilograms",
+    ".5kg": "point five kilograms",
+    "100 million kg": "one hundred million kilograms",
     "5 in the box": "five in the box",
 }
 PHONES_AND_CODES = {
     "555-1234": "five five five, one two three four",
     "(555) 123-4567": "five five five, one two three, four five six seven",
+    "+1 (555)-123-4567": "plus one, five five five, one two three, four five six seven",
+    "a card ending in 8876": "a card ending in eight eight seven six",
+    "2*8": "two times eight",
     "4111 1111 1111 1111": "four one one one, one one one one, one one one one, one one one one",
     "H2O": "H two O",
     "COVID-19": "COVID-nineteen",
@@ -155,6 +181,9 @@ ABBREVIATIONS = {
     "Henry VIII": "Henry the eighth",
     "World War II": "World War two",
     "Chapter IX": "Chapter nine",
+    "CHAPTER I. The Well": "CHAPTER one. The Well",
+    "PART XL": "PART forty",
+    "THE PART I LIKE": "THE PART I LIKE",
     "I did": "I did",
 }
 SIGNS = {

@@ -144,9 +144,14 @@ IDENTIFIER_RULES: tuple[Rule, ...] = (
     _rule(r"\b([A-Z]{1,3})-?(\d{3,4})\b(?![.,:-]\d)", _model),
 )
 PHONE_RULES: tuple[Rule, ...] = (
+    _rule(
+        r"\b((?:[Ee]nding (?:in|with)|PIN|OTP|otp|[Pp]asscode)(?: is|:)?\s)(\d{3,6})\b(?![.,]\d)",
+        lambda m: f"{m[1]}{digits(m[2])}",
+    ),
     _rule(r"(?<![\w-])(1)[ .-](8)00[ .-](?=\w)", _toll_free),
     _rule(
-        r"(?<![\w-])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\)\s?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])",
+        r"(?<![\w-])(?:\+?\d{1,3}(?:[ .-]|(?=\()))?(?:\(\d{3}\)[ -]?|\d{3}[ .-])\d{3}[ .-]\d{4}"
+        r"(?:-\d{1,4})?(?![\w-])",
         _spell_phone,
     ),
     _rule(r"(?<!\w)\+\d{1,3}(?:[ .-]?\d{2,8}){1,5}(?![\w-])", _spell_phone),

@@ -51,6 +51,7 @@ POWER_RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b(?:{_CONSONANTS}){{2}}(?=\s(?:squared|cubed)\b|\^\d)"), _product),
     (re.compile(r"(?<=[\w)])\s?\^\s?\{?(-?\d+)\}?"), _power),
     _rule(r"(?:(?<=squared)|(?<=cubed)|(?<=\b[b-hj-z])|(?<=\d[a-z])) - (?=\d|[a-z]\b)", " minus "),
+    _rule(r"(?<=\d)\s?\*\s?(?=\d)", " times "),
     _rule(r"(?<=\d)\s/\s(?=\d)", " divided by "),
     _rule(r"(?<=\d)!(?=\s*=)", " factorial"),
     _rule(r"\b([fgh])\(([a-z])\)", r"\1 of \2"),

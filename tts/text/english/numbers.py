@@ -29,12 +29,13 @@ POWERS = {"squared": "square", "2": "square", "cubed": "cubic", "3": "cubic"}
 MAX_NAMED_DIGITS = 66  # the limit of num2words
 
 MONTH = (
-    r"(Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
-    r"|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\b\.?"
-)
+    r"((?i:Jan(?:uary)?|Feb(?:ruary)?|Apr(?:il)?|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
+    r"|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)|Mar(?:ch)?|MAR(?:CH)?|May|MAY"
+    r"|(?:march|may)(?=(?:\s+\d{1,2}(?:st|nd|rd|th)?,?)?\s+[12]\d{3}\b))\b\.?"
+)  # "march" and "may" are verbs, too, unless a year follows
 DAY = r"(0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 YEAR = r"([12]\d{3})(?![\d,.]\d|\d)"
-MERIDIEM = r"([AaPp])(?:\.\s?[Mm]\.|[Mm]\b(?!\.\w))"
+MERIDIEM = r"([AaPp])(?:\.\s?[Mm]\b(?:\.|(?![.\w]))|[Mm]\b(?!\.\w))"
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -118,7 +119,7 @@ def _closing(match: Match[str]) -> str:
 
 
 def _month(text: str) -> str:
-    start = text.rstrip(".")[:3]
+    start = text[:3].capitalize()
     return next(name for name in MONTHS if name.startswith(start))
 
 
@@ -144,6 +145,10 @@ def _iso_date(match: Match[str]) -> str:
     if words is None:
         return match.group()
     return f"{words} at {match[4]}" if match[4] else words
+
+
+def _year_first(match: Match[str]) -> str:
+    return date(int(match[3]), int(match[2]), match[1]) or match.group()
 
 
 def _slash_date(match: Match[str]) -> str:
@@ -174,13 +179,14 @@ def _month_first(match: Match[str]) -> str:
 
 
 def _clock(match: Match[str]) -> str:
-    hour, minute, second, half = int(match[1]), int(match[2]), match[3], match[4]
+    hour, minute, half = int(match[1]), int(match[2]), match[4]
+    second = int(match[3] or 0)
     if minute:
         words = f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
     else:
-        words = cardinal(hour) if half else f"{cardinal(hour)} o'clock"
+        words = cardinal(hour) if half and not second else f"{cardinal(hour)} o'clock"
     if second:
-        words += f" and {cardinal(int(second))} second{'' if int(second) == 1 else 's'}"
+        words += f" and {cardinal(second)} second{'' if second == 1 else 's'}"
     return words + (f" {half.upper()} M" if half else "") + _closing(match)
 
 
@@ -202,13 +208,17 @@ def _scale(word: str | None, letter: str | None) -> str:
 
 
 def _money(match: Match[str]) -> str:
-    per = " per " if match[5] else ""
+    per = f" per {PER_UNITS.get(match[5], match[5])}" if match[5] else ""
     return _amount(match[1], match[2], _scale(match[3], match[4])) + per
 
 
 def _money_range(match: Match[str]) -> str:
     first, last = _scale(None, match[3]), _scale(match[5], match[6])
-    least = f"{number(match[2])} {first}" if first not in ("", last) else number(match[2])
+    if first not in ("", last):
+        least = f"{number(match[2])} {first}"
+    else:
+        is_whole = last or "." not in match[2]
+        least = number(match[2]) if is_whole else _amount(match[1], match[2], "")
     return f"{least} to {_amount(match[1], match[4], last)}"
 
 
@@ -230,7 +240,7 @@ def _amount(sign: str, text: str, scale: str) -> str:
         return " ".join(filter(None, (number(text), scale, many)))
     minor = int(decimals or 0)
     parts = []
-    if int(whole) or not minor:
+    if int(whole or 0) or not minor:
         parts.append(f"{number(whole)} {one if int(whole) == 1 else many}")
     if minor:
         parts.append(f"{cardinal(minor)} {minor_one if minor == 1 else minor_many}")
@@ -283,6 +293,11 @@ def _measure(match: Match[str]) -> str:
     return f"{number(match[1])} {power}{head}{per}{tail}{rate}"
 
 
+def _many(match: Match[str]) -> str:
+    head, per, tail = UNITS[match[3]].partition(" per ")
+    return f"{number(match[1])} {match[2]} {_plural(head)}{per}{tail}"
+
+
 def _inches(match: Match[str]) -> str:
     dot = "." if not match.string[match.end() :].strip() else ""
     return f"{number(match[1])} inch{'' if match[1] == '1' else 'es'}{dot}"
@@ -322,8 +337,12 @@ _WEEKDAY = "|".join(name.capitalize() for name in sorted(WEEKDAYS, key=len, reve
 _AM_PM = r"[AaPp]\.?[Mm]\b"
 
 DATE_AND_TIME_RULES: tuple[Rule, ...] = (
+    _rule(r"(?<![\w/.-])([12]\d{3})/(\d{1,2})/(\d{1,2})(?![\w/-])", _year_first),
+    _rule(r"(?<![\w.-])(?<!ersion )((?:19|20)\d\d)\.(\d\d)\.(\d\d)(?![\w-]|\.\d)", _year_first),
     _rule(r"\b(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?Z?)?(?![\d-])", _iso_date),
     _rule(r"(?<![\d/])(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\d/])", _slash_date),
+    _rule(r"(?<![\w-])(\d\d)-(\d\d)-([12]\d{3})(?![\w-])", _slash_date),
+    _rule(rf"(?<![\w-]){MONTH}-{DAY}()(?:-{YEAR})?(?![\w-])", _month_first),
     _rule(rf"\b({_WEEKDAY})\.?,?\s(\d{{1,2}})/(\d{{1,2}})(?![\d/])", _weekday_date),
     _rule(r"(?<![\d.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\.?\d)", _dotted_date),
     _rule(rf"(?<![\w.,:/-])([Tt]he\s+)?{DAY}\s+(?:of\s+)?{MONTH}(?:,?\s+{YEAR})?", _day_first),
@@ -345,6 +364,7 @@ DATE_AND_TIME_RULES: tuple[Rule, ...] = (
         r"(?<![\w:.])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?![\d:])" rf"(?:\s?{MERIDIEM})?",
         _clock,
     ),
+    _rule(rf"(?<![\w:.,$£€])(0?[1-9]|1[0-2])\.([0-5]\d)()\s?{MERIDIEM}", _clock),
     _rule(rf"(?<![\w:.,])(0?[1-9]|1[0-2])\s?{MERIDIEM}", _hour),
     _rule(r"(?<!\w)ca?\.\s?(?=[1-9]\d{2,3}\b)", lambda m: "circa "),
     _rule(r"(?<=\b[Ii]n )(10\d\d)(?=[,.;:]?(?:\s[A-Z]|$)|,\s)", lambda m: year(int(m[1]))),
@@ -355,7 +375,10 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         rf"({_SIGN})\s?({NUMBER})(k|K|m|M|bn|b|B|tn)?\s?[-–]\s?{_SIGN}?({NUMBER}){SCALE}",
         _money_range,
     ),
-    _rule(rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}){SCALE}(?:\s?USD\b)?(/(?=[a-z]))?", _money),
+    _rule(
+        rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}|\.\d+){SCALE}(?:\s?USD\b)?(?:/([a-z]+\b))?",
+        _money,
+    ),
     _rule(rf"(?<![\w.])({NUMBER}){SCALE}\s?([€£¥₹₽₺₪₴₫₱฿₿]|(?:{_CODES})\b)", _money_after),
     _rule(rf"\b({_CODES})\s?({NUMBER}){SCALE}", _money_code),
     _rule(
@@ -363,7 +386,7 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         lambda m: f"{number(m[1])} cent{'' if m[1] == '1' else 's'}",
     ),
     _rule(
-        r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?![\w/])"
+        r"(?<![\w/.])(?:(\d+)\s+(?:and\s+)?)?(\d{1,3})/(\d{1,3})(?i:st|nd|rd|th)?(?![\w/])"
         rf"(?:[ -]({_SPACED_UNITS})\b(?!/)(?:\.(?=\s[a-z]))?)?",
         _fraction,
     ),
@@ -373,13 +396,17 @@ AMOUNT_RULES: tuple[Rule, ...] = (
     _rule(rf"(?<![\w.])({NUMBER})\s?%", lambda m: f"{number(m[1])} percent"),
     _rule(rf"(?<![\w.])({NUMBER})\s?[x×]\s?(?={NUMBER})", lambda m: f"{number(m[1])} by "),
     _rule(r"(?<![\w.,])(10{2,3})s(?= of\b)", lambda m: cardinal(int(m[1]))[4:] + "s"),
+    _rule(r"(?<=\d0s)\s?[-–]\s?(?='?(?:[12]\d)?\d0s\b)", lambda m: " to "),
     _rule(r"(?<![\w.,])'?([2-9]0|[12]\d{2}0)'?s\b", _decade),
     _rule(r"(?<![\w.])(\d+)'\s?(\d{1,2})(?:\"|'')(?!\w)", _feet_inches),
     _rule(
-        rf"(?<![\w.])({NUMBER})(?:(?:\s?|-(?=[a-zA-Z]{{2}}))({_SPACED_UNITS})|({_GLUED_UNITS}))"
+        rf"(?<![\w.])({NUMBER}|\.\d+)(?:(?:\s?|-(?=[a-zA-Z]{{2}}))({_SPACED_UNITS})|({_GLUED_UNITS}))"
         rf"(?:\s?(squared\b|cubed\b|[23](?!\d)))?(?:/({'|'.join(PER_UNITS)}))?(?![\w'])"
         r"(?:\.(?=\s[a-z]))?",
         _measure,
+    ),
+    _rule(
+        rf"(?<![\w.])({NUMBER})\s(thousand|[mbtr]{{1,2}}illion)\s({_SPACED_UNITS})\b(?![/'])", _many
     ),
     _rule(rf"(?<![\w.])({NUMBER})\s?in\.(?!\w)", _inches),
     _rule(r"(\d\.\d+)\ss\b(?!')", lambda m: f"{number(m[1])} seconds"),

@@ -49,14 +49,16 @@ UNITS = _pairs(
     | mW=milliwatt | mV=millivolt | kV=kilovolt | mAh=milliampere hour | Ah=ampere hour
     | mol=mole | lm=lumen | lx=lux | kt=kiloton | KiB=kibibyte | MiB=mebibyte | GiB=gibibyte
     | TiB=tebibyte | PB=petabyte | Kbps=kilobit per second | THz=terahertz | kPh=kilometer per hour
-    | kmh=kilometer per hour | yr=year | yrs=year | wk=week | wks=week"""
+    | kmh=kilometer per hour | yr=year | yrs=year | wk=week | wks=week | KG=kilogram
+    | mbps=megabit per second | gbps=gigabit per second"""
 )
 ATTACHED_UNITS = _words("in h s A cal pt")  # after a space these are words or letters
 IRREGULAR_UNITS = _pairs("foot=feet | inch=inches | square foot=square feet | lux=lux")
 PER_UNITS = _pairs(
-    """h=hour | hr=hour | s=second | sec=second | min=minute | day=day | week=week | month=month
-    | year=year | kg=kilogram | L=liter | l=liter | mL=milliliter | dL=deciliter | m=meter
-    | km=kilometer | lb=pound | gal=gallon | mol=mole | mi=mile"""
+    """h=hour | hr=hour | s=second | sec=second | min=minute | day=day | d=day | week=week | wk=week
+    | month=month | mo=month | year=year | yr=year | kg=kilogram | L=liter | l=liter
+    | mL=milliliter | dL=deciliter | m=meter | km=kilometer | lb=pound | gal=gallon | mol=mole
+    | mi=mile"""
 )
 
 TITLES = _pairs(
@@ -79,8 +81,8 @@ ENDINGS = _pairs(
     """etc=et cetera | inc=Incorporated | ltd=Limited | corp=Corporation | co=Company
     | jr=Junior | sr=Senior | bros=Brothers | dept=department | ave=Avenue | blvd=Boulevard
     | rd=Road | est=established | esq=Esquire | assn=Association | univ=University
-    | govt=government | terr=Terrace | ln=Lane | hwy=Highway | pkwy=Parkway | bldg=Building
-    | apt=Apartment | intl=International | natl=National | mgr=Manager"""
+    | govt=government | terr=Terrace | ln=Lane | hwy=Highway | pkwy=Parkway | expy=Expressway
+    | bldg=Building | apt=Apartment | intl=International | natl=National | mgr=Manager"""
 )
 """Abbreviations, read so before a dot, that can also end a sentence."""
 
@@ -132,7 +134,7 @@ STATES = _pairs(
 )
 STREETS = _pairs(
     """dr=Drive | ct=Court | pl=Place | sq=Square | cir=Circle | ln=Lane | terr=Terrace
-    | ave=Avenue | rd=Road | blvd=Boulevard | hwy=Highway | pkwy=Parkway"""
+    | ave=Avenue | rd=Road | blvd=Boulevard | hwy=Highway | pkwy=Parkway | expy=Expressway"""
 )
 """Abbreviations after the name of a street."""
 
@@ -157,7 +159,7 @@ LABELS = _pairs("ch=chapter | chap=chapter | rm=room | sec=section | ex=example 
 """Abbreviations before a number."""
 
 BEFORE_DIGITS = frozenset(
-    (*_words("no max min ste ext"), *LABELS, *(name.lower() for name in BIBLE))
+    (*_words("no max min ste ext"), *LABELS, *MONTH_DOTS, *(name.lower() for name in BIBLE))
 )
 """Abbreviations that end a sentence unless a number follows."""
 

@@ -145,6 +145,11 @@ def _roman(match: Match[str]) -> str:
     return f"{name} the {ordinal(value)}" if is_person else f"{name} {cardinal(value)}"
 
 
+def _heading(match: Match[str]) -> str:
+    value = roman_value(match[2])
+    return f"{match[1]} {cardinal(value)}" if value else match.group()
+
+
 def _reigning(match: Match[str]) -> str:
     value = roman_value(match[2])
     return f"{match[1]} the {ordinal(value)}" if value else match.group()
@@ -199,6 +204,7 @@ def _rule(pattern: str, text: str, flags: int = 0) -> Rule:
 
 
 _DAY = _capitalised(WEEKDAYS)
+_NUMBERED = "|".join((*NUMBERED, *(name.upper() for name in NUMBERED)))
 _MONTH = _capitalised(_MONTH_NAMES)
 
 CALENDAR_NAMES = rf"\b(?:{_DAY}|{_MONTH})\b"
@@ -221,6 +227,8 @@ CAPITAL_RULES: tuple[Rule, ...] = (
     _rule(r"\bpH\b", "P H"),
 )
 ABBREVIATION_RULES: tuple[Rule, ...] = (
+    (re.compile(rf"\b({_NUMBERED})\s+(I)(?=\s*(?:[.:,;–—-]|$))(?!['.]\w)"), _heading),
+    (re.compile(rf"\b({_NUMBERED.upper()})\s+([VX]|[IVXLC]{{2,}})\b(?!['.]\w)"), _heading),
     _rule(r"(^M|\bm)(ax|in)\.\s?(?=\d)", r"\1\2imum "),
     (re.compile(rf"\b({_choices(LABELS)})\.\s?(?=\d)", re.I), lambda m: LABELS[m[1].lower()] + " "),
     (re.compile(rf"\b({_capitalised(TITLES)}|mrs?|ms|dr|prof)\.\s*(?=[A-Z])"), _title),
