@@ -166,6 +166,14 @@ class Engine:
 
         self._command_for(request_id, end)
 
+    def hold(self, *, is_held: bool) -> None:
+        """Have the step that is running wait between its layers, or let it continue.
+
+        A step of a CPU then leaves the processors to other programs at once. It waits at most
+        `LONGEST_HOLD_S`. Callable from any thread.
+        """
+        self._pipeline.hold(is_held=is_held)
+
     def pause(self, request_id: str) -> None:
         """Stop generating for a request; it keeps its pages until other requests need them."""
         self._command_for(request_id, lambda: self._scheduler.pause(request_id))

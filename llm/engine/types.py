@@ -41,6 +41,9 @@ class Pipeline(Protocol):
     @property
     def overlap_active(self) -> bool: ...
 
+    def hold(self, *, is_held: bool) -> None:
+        """Have a running step wait between its layers, or continue."""
+
     def use_device(self) -> None:
         """Make the model's device the current one of the calling thread."""
 

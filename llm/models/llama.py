@@ -184,7 +184,10 @@ class LlamaModel(CausalModel):
         """See `CausalModel`."""
         x = self.layer_inputs(batch)
         rotations = self._rotary.at(batch.positions)
+        may_run = self.session.may_run
         for layer in self._layers:
+            if not may_run.is_set():
+                self.session.wait_if_held()
             layer(x, rotations, cache)
         return x
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,14 @@ from llm.parallel.group import Group, NullGroup
 
 logger = logging.getLogger(__name__)
 
+LONGEST_HOLD_S = 0.5  # so that nothing depends on the end of a hold
 PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 @dataclass
@@ -30,6 +38,13 @@ class EngineSession:
     use_legacy_module: bool = True  # otherwise torch.compile generates the kernels
     trace: StepTrace | None = None
     group: Group = field(default_factory=NullGroup)  # ranks that share each model
+    may_run: threading.Event = field(default_factory=_set_event)
+    """Unset while a step waits between two layers, see `wait_if_held`."""
+
+    def wait_if_held(self) -> None:
+        """Wait until the step may continue, for at most `LONGEST_HOLD_S`; between two layers."""
+        if not self.may_run.wait(LONGEST_HOLD_S):
+            self.may_run.set()
 
     def trace_steps(self, path: Path, after: int, steps: int) -> None:
         """Trace some steps."""

@@ -214,6 +214,14 @@ class TextGenerationPipelineInterface(ABC):
         """Whether further steps can run after a step that raised: never with several ranks."""
         return self.leader is None and self._stream.is_alive()
 
+    def hold(self, *, is_held: bool) -> None:
+        """Have a step wait between its layers, or continue. Callable from any thread.
+
+        For steps of a CPU: a GPU's layers are launched long before they run.
+        """
+        may_run = self.runner.session.may_run
+        may_run.clear() if is_held else may_run.set()
+
     def use_device(self) -> None:
         """Make the model's device the current one of the calling thread: threads start with the
         first GPU.

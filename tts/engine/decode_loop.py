@@ -122,6 +122,11 @@ class DecodeLoop:
         return f"DecodeLoop({self._snapshot()})"
 
     @property
+    def num_streams(self) -> int:
+        """Number of streams; callable from any thread."""
+        return len(self._tasks)
+
+    @property
     def num_audio_streams(self) -> int:
         """Number of live decoder states."""
         return sum(isinstance(task, SpeechStream) for task in self._snapshot())

@@ -89,6 +89,7 @@ class LocalEngineClient:
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
         self._linear_layers = linear_layers
         self._is_closing = self._hangs = False
+        self._held: set[TextStream] = set()
         engine.set_hook(self._decode_loop)
         engine.start()
 
@@ -213,6 +214,8 @@ class LocalEngineClient:
         task.queue.on_room = partial(self._decode_loop.mark_dirty, task)
         task.queue.on_stall = partial(self._decode_loop.cancel, task)
         self._decode_loop.add(task)
+        if self._held:
+            self._hold_step()
         try:
             sink = partial(self._decode_loop.on_tokens, task)
             self._engine.submit(request, sink, arrival_s)
@@ -222,9 +225,18 @@ class LocalEngineClient:
 
     def _set_held(self, task: TextStream, hold: Hold) -> None:
         task.is_held = hold.is_set
+        (self._held.add if hold.is_set else self._held.discard)(task)
         self._decode_loop.mark_dirty(task)
+        self._hold_step()
+
+    def _hold_step(self) -> None:
+        """Hold the step that is running where the engine has nothing but held texts."""
+        self._engine.hold(is_held=0 < len(self._held) == self._decode_loop.num_streams)
 
     def _leave(self, task: StreamTask) -> None:
         """Close a stream that has no reader any more, whether or not it has ended."""
         task.queue.close()
         self._decode_loop.cancel(task)
+        if task in self._held:
+            self._held.discard(task)
+            self._hold_step()

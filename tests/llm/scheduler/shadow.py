@@ -158,6 +158,9 @@ class ShadowPipeline:
     def spec_decode_metrics(self) -> None:
         """None: nothing is drafted."""
 
+    def hold(self, *, is_held: bool) -> None:
+        pass
+
     def use_device(self) -> None:
         pass
 

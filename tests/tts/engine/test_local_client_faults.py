@@ -13,9 +13,12 @@ import torch
 
 from decoder import AudioDecoder, DecodeWindow, StreamingOptions
 from llm import EngineStoppedError, FinishReason
+from llm.models import session
+from tests.deadlines import HANG_S
 from tests.fakes import StepLog, wait_until_idle
-from tests.tts.engine.jobs import HOP, listen, run, samples, speech, text
+from tests.tts.engine.jobs import HOP, listen, read, run, samples, speech, text
 from tts.engine import queue
+from tts.engine.client import Hold
 from tts.engine.local_client import LocalEngineClient, StreamLimits
 from tts.errors import SlowReaderError
 
@@ -109,6 +112,49 @@ def test_a_slow_reader_of_text_is_paused(own_client: Callable[..., LocalEngineCl
         assert log.count("slow") <= 4 + 4
         chunks += [chunk async for chunk in stream]
         assert chunks[-1].output_tokens == 100
+
+    run(scenario)
+
+
+def test_a_held_step_waits_and_others_do_not(
+    own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held text that is alone stops within its step; not so beside a request that runs."""
+    monkeypatch.setattr(session, "LONGEST_HOLD_S", HANG_S)
+    client = own_client()
+
+    async def scenario() -> None:
+        hold = Hold()
+        held = client.generate(text("held", exactly=200), hold)
+        count = len([await anext(held)])
+        client.engine.hold(is_held=True)
+        while client.engine.stats().turn_s < 0.1:
+            await asyncio.sleep(0.01)
+        client.engine.hold(is_held=False)
+        hold.set(is_set=True)
+        for name in ("one", "two"):
+            assert (await read(client, text(name, exactly=60)))[-1].output_tokens == 60
+        hold.set(is_set=False)
+        count += len([chunk async for chunk in held])
+        assert count == 200
+        gone = client.generate(text("gone", exactly=200), hold := Hold())
+        await anext(gone)
+        hold.set(is_set=True)
+        await gone.aclose()
+        assert await read(client, text("after", exactly=20))
+
+    run(scenario)
+
+
+def test_a_hold_has_an_end(
+    own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONGEST_HOLD_S", 0.01)
+    client = own_client()
+
+    async def scenario() -> None:
+        client.engine.hold(is_held=True)
+        assert (await read(client, text("t", exactly=20)))[-1].output_tokens == 20
 
     run(scenario)
 
