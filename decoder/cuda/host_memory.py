@@ -13,7 +13,7 @@ from decoder.base import AudioDecoder, StreamingOptions
 
 MIN_BYTES = 4096
 PIECES = 2  # pieces of pinned memory of a size: for one running call and the next one
-STAGES = 4  # number of copies to the device that may be in progress
+STAGES = 16  # number of copies to the device that may be in progress
 
 
 class StageBuffer(NamedTuple):

@@ -84,12 +84,25 @@ class StateGraphs(CapturedDecoder):
     def _render(self, steps: Sequence[Step]) -> tuple[Tensor, list[StateRow]]:
         count, frames = len(steps), len(steps[0].codes) // self.spec.codes_per_frame
         if frames not in self._stages or count > self.options.max_batch:
-            samples, new = self._network.advanced(steps)
-            rows = new.split(1)
+            samples, rows = self._advanced(steps, frames)
         else:
             samples, rows = self._replayed(steps, frames), self._each_row[:count]
         with torch.inference_mode():
             return samples, self.pool.keep(rows)
+
+    def _advanced(self, steps: Sequence[Step], frames: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Render without graphs, in calls of no more frames than those that are captured: other
+        memory belongs to the language model.
+        """
+        longest = max(self._stages, default=frames)
+        most = max(1, self.options.max_batch * longest // frames)
+        with torch.inference_mode():
+            parts = [
+                self._network.advanced(steps[first : first + most])
+                for first in range(0, len(steps), most)
+            ]
+            samples = torch.cat([samples for samples, _ in parts])
+        return samples, tuple(row for _, new in parts for row in new.split(1))
 
     def _replayed(self, steps: Sequence[Step], frames: int) -> Tensor:
         count = len(steps)
@@ -120,5 +133,6 @@ def num_states(network: StatefulNetwork, num_streams: int) -> int:
     A call holds the old states of its streams until all are rendered.
     """
     free_bytes, _ = torch.cuda.mem_get_info()
-    most: int = free_bytes // STATES_SHARE // (4 * network.state_width)
-    return min(num_streams + network.options.max_batch, most)
+    num_rows: int = network.options.max_batch  # of the calls
+    most: int = free_bytes // STATES_SHARE // (4 * network.state_width) - num_rows
+    return max(0, min(num_streams + num_rows, most))

@@ -58,7 +58,7 @@ def packed_blocks(
     threads = 1 << (-(-num_in // unit) - 1).bit_length()
     num_warps = min(max(threads // 32, 4), 8)
     block_in = min(threads, num_warps * 32) * unit
-    per_output = parts * -(-num_in // block_in) * num_rows
+    per_output = parts * -(-num_in // block_in) * max(num_rows, 1)
     block_out = min(max(_power_below(PACKED_UNITS // per_output), 2), 16)
     return Blocks(block_out, block_in, num_warps)
 

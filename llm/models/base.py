@@ -168,6 +168,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         weights = open_weights(pipeline_config)
         is_packed = encoding.packed and not expands(pipeline_config)
         packed = weights.packed_bytes() if is_packed else {}
+        if not model.on_cpu:  # the product of all experts has them in floating point
+            packed = {name: size for name, size in packed.items() if ".experts." not in name}
         for name, info in weights.info().items():
             if name.startswith(cls.unread):
                 continue

@@ -604,13 +604,13 @@ def test_wrong_flags_are_named(flags: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{"tls-cert": "a", "tls-key": "b"}, {"http-port": 8880}, {"front-ends": 2}]
+    "flags", [{"tls-cert": "a", "tls-key": "b"}, {"http-port": 8880}, {"speech-server": "a:1"}]
 )
 def test_replicas_of_serve_have_no_listeners(flags: dict[str, Any]) -> None:
     from tts.cluster.deployment import build
 
     field = next(iter(flags)).replace("-", "_")
-    with pytest.raises(ConfigError, match=f"{field}: Ray Serve listens for its replicas"):
+    with pytest.raises(ConfigError, match=f"{field}: not for a replica of Ray Serve"):
         build(flags)
 
 

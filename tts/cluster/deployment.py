@@ -57,10 +57,11 @@ NOT_SERVED = (
     "wyoming_port",
     "front_ends",
     "prefill_devices",
+    "speech_server",
     "max_connection_age_s",
     "unload_after_s",
 )
-"""Fields of ServerConfig for listeners and processes that a replica does not have."""
+"""Fields of ServerConfig for listeners, processes and connections that a replica does not have."""
 FAILED = 1  # exit status of a replica that has lost a part of its engine
 MAX_REMEMBERED = 64  # ids of a replica that Serve's proxies know; the least recent one leaves
 
@@ -218,8 +219,8 @@ def check_server(server: ServerConfig) -> ServerConfig:
     given = [name for name in NOT_SERVED if name in server.model_fields_set]
     if given:
         raise ConfigError(
-            f"{given[0]}: Ray Serve listens for its replicas; leave it out, or place servers with "
-            "tts.cluster.servers"
+            f"{given[0]}: not for a replica of Ray Serve, which listens for it and speaks with its "
+            "own model; leave it out, or place servers with tts.cluster.servers"
         )
     return server
 

@@ -20,7 +20,7 @@ import ray
 from ray.actor import ActorHandle
 
 from llm import ConfigError
-from tts.cluster.flags import command_line
+from tts.cluster.flags import command_line, parsed_flags
 
 READY = re.compile(r"ready: (?P<grpc>\S+)(?P<others>(?: [a-z]+=\S+)*) model=")
 LOST = 1  # exit status of an actor whose server has ended
@@ -34,14 +34,14 @@ class Server:
     """
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
-        own = {"host": ray.util.get_node_ip_address(), **flags}
+        own = {"host": ray.util.get_node_ip_address(), **vars(parsed_flags(flags))}
         program = [sys.executable, "-m", "tts.cluster.process", *command_line(own)]
         self._process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        ready = READY.match(line)
+        self._output = self._process.stdout
+        ready = next(filter(None, map(READY.match, self._output)), None)
         if ready is None:
             raise ConfigError(f"tts.serve ended with status {self._process.wait()}")
         others = (other.partition("=") for other in ready["others"].split())
@@ -61,6 +61,8 @@ class Server:
         return self._process.wait()
 
     def _watch(self) -> None:
+        for line in self._output:
+            print(line, end="")
         self._process.wait()
         if not self._is_stopping:
             os._exit(LOST)

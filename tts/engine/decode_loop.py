@@ -229,6 +229,8 @@ class DecodeLoop:
 
     def _review(self, task: StreamTask) -> None:
         """Handle a changed stream: remove it when it is over, else pause or resume its sequence."""
+        if task.is_abandoned:
+            task.end(FinishReason.CANCELLED)  # its decoder state is free at once
         if isinstance(task, SpeechStream):
             task.deliver_end()
             is_over = task.is_done or task.is_abandoned

@@ -151,6 +151,7 @@ class StreamQueue(Generic[Item]):
         with self._lock:
             self._is_closed = True
             self._items.clear()
+        self.on_room = self.on_stall = _ignore  # they refer to the stream, which is over
         if self._watch is not None:
             self._watch.cancel()
 

@@ -17,6 +17,7 @@ from tts.http.errors import retry_headers
 from tts.http.exchange import Exchange
 from tts.observe.exporter import CONTENT_TYPE, exposition, is_shared
 from tts.server.context import ServerContext
+from tts.server.remote_speaker import RemoteSpeaker
 
 RETRY_S = 1.0
 _SERVING = {True: "SERVING", False: "NOT_SERVING"}
@@ -70,8 +71,9 @@ def routes(shared: Shared) -> list[BaseRoute]:
 def _capabilities(service: Service, host: ServerContext) -> list[str]:
     """Return the names of what a model can do; with a speech server texts are spoken there."""
     speech, text = service.synthesizer, service.text
-    is_mute = host.service.synthesizer is None and not host.is_speaker_serving
-    speaks = speech is not None or host.is_speaker_serving
+    is_speaker_serving = isinstance(host.speaker, RemoteSpeaker) and host.speaker.is_serving
+    is_mute = host.service.synthesizer is None and not is_speaker_serving
+    speaks = speech is not None or is_speaker_serving
     is_chat = speech is None and text.generates and service.prompts.can_chat
     found = {
         "speech": speech is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +39,10 @@ class Speaking:
         self.decoder = decoder
         self.worker = DecodeLoop(EngineLog(), decoder)
 
-    def start(self, request_id: str, options: StreamingOptions) -> SpeechStream:
+    def start(self, request_id: str, options: StreamingOptions, capacity: int = 50) -> SpeechStream:
         setup = SpeechSetup(self.decoder.spec, OffsetCodes(OFFSET), max_codes_ahead=1000)
-        task = SpeechStream(SpeechJob(Request(request_id, (1,)), options), setup, StreamQueue(50))
+        job = SpeechJob(Request(request_id, (1,)), options)
+        task = SpeechStream(job, setup, StreamQueue(capacity))
         self.worker.add(task)
         return task
 
@@ -147,5 +149,27 @@ def test_a_streams_state_is_given_back_before_its_audio_is_read(
         speaking.run()
         assert decoder.pool.num_free == 3
         assert (await read(task))[-1].finish_reason is end
+
+    in_loop(scenario)
+
+
+def test_the_state_of_a_stream_without_a_reader_is_given_back(tmp_path: Path) -> None:
+    """Also when its tokens have ended and blocks still wait for room in its queue."""
+    write_mimi(tmp_path)
+    decoder = StateGraphs(create_decoder(tmp_path, options={"stateful": True}), repeat, 4)
+
+    async def scenario() -> None:
+        speaking = Speaking(decoder)
+        task = speaking.start("a", StreamingOptions((4,)), capacity=2)
+        task.queue.on_room = partial(speaking.worker.mark_dirty, task)
+        tokens(task, *random_codes(decoder, 8), end=FinishReason.STOP)
+        for _ in range(10):
+            speaking.worker.after_step()
+        assert decoder.pool.num_free == 3
+        assert task.queue.is_full
+        task.queue.close()
+        speaking.worker.cancel(task)
+        speaking.run()
+        assert decoder.pool.num_free == 4
 
     in_loop(scenario)

@@ -148,12 +148,16 @@ MEASURES = {
     ".5kg": "point five kilograms",
     "100 million kg": "one hundred million kilograms",
     "5 in the box": "five in the box",
+    "$.00": "zero dollars",
+    "$.50": "fifty cents",
+    "$0.12/kWh": "twelve cents per kilowatt hour",
 }
 PHONES_AND_CODES = {
     "555-1234": "five five five, one two three four",
     "(555) 123-4567": "five five five, one two three, four five six seven",
     "+1 (555)-123-4567": "plus one, five five five, one two three, four five six seven",
     "a card ending in 8876": "a card ending in eight eight seven six",
+    "the war ending in 1945": "the war ending in nineteen forty-five",
     "2*8": "two times eight",
     "4111 1111 1111 1111": "four one one one, one one one one, one one one one, one one one one",
     "H2O": "H two O",

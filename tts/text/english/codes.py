@@ -145,7 +145,8 @@ IDENTIFIER_RULES: tuple[Rule, ...] = (
 )
 PHONE_RULES: tuple[Rule, ...] = (
     _rule(
-        r"\b((?:[Ee]nding (?:in|with)|PIN|OTP|otp|[Pp]asscode)(?: is|:)?\s)(\d{3,6})\b(?![.,]\d)",
+        r"\b((?:(?:[Cc]ards?|[Aa]ccounts?|[Nn]umbers?|Visa|Mastercard|Amex)\s[Ee]nding (?:in|with)"
+        r"|PIN|OTP|otp|[Pp]asscode)(?: is|:)?\s)(\d{3,6})\b(?![.,]\d)",
         lambda m: f"{m[1]}{digits(m[2])}",
     ),
     _rule(r"(?<![\w-])(1)[ .-](8)00[ .-](?=\w)", _toll_free),

@@ -208,7 +208,8 @@ def _scale(word: str | None, letter: str | None) -> str:
 
 
 def _money(match: Match[str]) -> str:
-    per = f" per {PER_UNITS.get(match[5], match[5])}" if match[5] else ""
+    unit = match[5]
+    per = "" if unit is None else f" per {PER_UNITS.get(unit) or UNITS.get(unit, unit)}"
     return _amount(match[1], match[2], _scale(match[3], match[4])) + per
 
 
@@ -238,9 +239,9 @@ def _amount(sign: str, text: str, scale: str) -> str:
     whole, _, decimals = text.replace(",", "").partition(".")
     if scale or (decimals and (len(decimals) != 2 or not minor_one)):
         return " ".join(filter(None, (number(text), scale, many)))
-    minor = int(decimals or 0)
+    whole, minor = whole or "0", int(decimals or 0)
     parts = []
-    if int(whole or 0) or not minor:
+    if int(whole) or not minor:
         parts.append(f"{number(whole)} {one if int(whole) == 1 else many}")
     if minor:
         parts.append(f"{cardinal(minor)} {minor_one if minor == 1 else minor_many}")
@@ -376,7 +377,7 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         _money_range,
     ),
     _rule(
-        rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}|\.\d+){SCALE}(?:\s?USD\b)?(?:/([a-z]+\b))?",
+        rf"(?:\b(?:US|A|C))?({_SIGN})\s?({NUMBER}|\.\d+){SCALE}(?:\s?USD\b)?(?:/([a-z][A-Za-z]*\b|(?=[a-z])))?",
         _money,
     ),
     _rule(rf"(?<![\w.])({NUMBER}){SCALE}\s?([€£¥₹₽₺₪₴₫₱฿₿]|(?:{_CODES})\b)", _money_after),
