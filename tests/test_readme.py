@@ -41,6 +41,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python -m "
 OTHER_PROGRAMS = (
+    "benchmarks/codec_calls.py",
     "benchmarks/divergence.py",
     "benchmarks/idle.py",
     "benchmarks/kernels.py",

@@ -134,7 +134,7 @@ def test_a_gpu_has_a_wide_table_besides_a_packed_head(
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024}
     _, packed = quantised(tmp_path, lambda name: "Q4_0", **sizes)
     on_cpu, on_gpu = (
-        LlamaModel.estimate_weights_size(pipeline_config(packed, device=device))
+        LlamaModel.estimate_weights_size(pipeline_config(packed, device=device, encoding="q4_0"))
         for device in ("cpu", "cuda:0")
     )
     table, norms = 2 * 1024 * 256, 7 * 256

@@ -119,7 +119,7 @@ def test_a_slow_reader_of_text_is_paused(own_client: Callable[..., LocalEngineCl
 def test_a_held_step_waits_and_others_do_not(
     own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A held text that is alone stops within its step; not so beside a request that runs."""
+    """A held text that is alone stops within its step; not so with another that runs."""
     monkeypatch.setattr(session, "LONGEST_HOLD_S", HANG_S)
     client = own_client()
 
