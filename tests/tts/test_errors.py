@@ -49,13 +49,14 @@ COMMAND_LINE_ONLY = {
 def modules_of(package: ModuleType) -> Iterator[ModuleType]:
     yield package
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith("__main__") and not _needs_a_gpu(found.name):
+        if not found.name.endswith("__main__") and not _is_missing(found.name):
             yield import_module(found.name)
 
 
-def _needs_a_gpu(name: str) -> bool:
-    """FlashInfer comes with the extra `gpu` only; the modules that call it define no errors."""
-    return find_spec("flashinfer") is None and name.startswith("llm.attention.flashinfer")
+def _is_missing(name: str) -> bool:
+    """Return whether a module needs a package of an extra; such modules define no errors."""
+    needs = {"llm.attention.flashinfer": "flashinfer", "tts.cluster": "ray"}
+    return any(find_spec(needs[start]) is None for start in needs if name.startswith(start))
 
 
 def exception_classes() -> set[type[Exception]]:

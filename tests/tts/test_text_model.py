@@ -124,7 +124,7 @@ def test_both_over_http(both: Service) -> None:
         found = {model["id"]: model["capabilities"] for model in models}
         assert found.keys() == {"tiny", "llama"}
         assert "speech" in found["tiny"]
-        assert found["llama"] == ["chat"]
+        assert found["llama"] == ["chat", "spoken_chat"]
         schema = {"name": "story", "schema": {"const": STORY}}
         wanted: dict[str, Any] = {
             "response_format": {"type": "json_schema", "json_schema": schema},
