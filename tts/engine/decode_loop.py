@@ -229,8 +229,6 @@ class DecodeLoop:
 
     def _review(self, task: StreamTask) -> None:
         """Handle a changed stream: remove it when it is over, else pause or resume its sequence."""
-        if task.is_abandoned:
-            task.end(FinishReason.CANCELLED)  # its decoder state is free at once
         if isinstance(task, SpeechStream):
             task.deliver_end()
             is_over = task.is_done or task.is_abandoned
@@ -244,6 +242,8 @@ class DecodeLoop:
                 self._awaiting_first_audio.discard(task)
         if task.is_done or task.is_abandoned:
             self.remove(task)
+            task.notify = lambda _: None
+            task.end(FinishReason.CANCELLED)  # the decoder's state of a stream without a reader
         elif task.is_ahead and task.is_generating and not task.is_paused:
             task.is_paused = True
             self._engine.pause(task.request_id)
