@@ -24,7 +24,7 @@ from llm.engine.types import EngineStats, Pipeline, Sink, StepHook
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, RequestRules, TokenChunk
 from llm.scheduler import Scheduler
-from llm.sequence import Sequence
+from llm.sequence import ReceivedPrompt, Sequence
 from llm.stats import StepCounters
 
 if TYPE_CHECKING:
@@ -120,19 +120,41 @@ class Engine:
 
     @overload
     def submit(
-        self, request: Request, sink: None = None, arrival_s: float | None = None
+        self,
+        request: Request,
+        sink: None = None,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
     ) -> TokenStream: ...
 
     @overload
-    def submit(self, request: Request, sink: Sink, arrival_s: float | None = None) -> None: ...
+    def submit(
+        self,
+        request: Request,
+        sink: Sink,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
+    ) -> None: ...
 
     def submit(
-        self, request: Request, sink: Sink | None = None, arrival_s: float | None = None
+        self,
+        request: Request,
+        sink: Sink | None = None,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
     ) -> TokenStream | None:
         """Queue a request. Its chunks go to `sink`, on the engine thread; without one a stream of
         them is returned.
 
-        `arrival_s`: the time of `time.monotonic` from which it has waited (None: now).
+        `arrival_s`: the time of `time.monotonic` from which it has waited (None: now). `received`:
+        pages of its prompt that other engines have written. `kept_as`: a name under which the
+        claim of its pages outlives it, unless it is cancelled or fails, see `PageTransfer.kept`.
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
@@ -140,6 +162,7 @@ class Engine:
         if self._admit is not None:
             self._admit(request)
         sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
+        sequence.received, sequence.kept_as = received, kept_as
         stream = None
         if sink is None:
             stream = TokenStream(request.request_id, self.cancel)
@@ -152,6 +175,8 @@ class Engine:
             if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
             self._sinks[request.request_id] = sink
+            if received is not None:
+                received.is_taken = True
             self._post(lambda: self._intake.add(sequence))
         return stream
 
@@ -383,7 +408,7 @@ class Engine:
         else:
             self._intake.admit_all()
             self._steps.flush()
-            self._deliver(self._scheduler.cancel_all())
+            self._deliver(self._scheduler.take_ended() + self._scheduler.cancel_all())
         hook, self._hook = self._hook, None
         if hook is not None:
             self._guard(hook.on_stop)

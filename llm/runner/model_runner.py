@@ -35,7 +35,7 @@ from llm.batch import (
     frame_rows,
     vectors_of,
 )
-from llm.config import ModelConfig, PipelineConfig, default_config
+from llm.config import ModelConfig, PipelineConfig, PipelineRole, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.state_pool import StatePool
@@ -260,6 +260,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             head_dim=self.head_dim,
             dtype=self.kv_cache_dtype,
             device=self.device,
+            is_shared=self.server_config.pipeline_role is PipelineRole.DecodeOnly,
         )
         if parts := self.recurrent_state:
             num_states = self.num_states(self.max_running_requests)

@@ -25,7 +25,7 @@ import zmq
 from llm import Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo, Hold
-from tts.engine.prefill_client import PagePart, PrefillClient
+from tts.engine.prefill_client import PagePart, PeerPages, PrefillClient
 from tts.errors import NotAvailableError, SlowReaderError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
@@ -363,15 +363,20 @@ class EngineServer:
                     yield answer
 
     async def _prefill(self, peer: _Peer, work: Prefill) -> AsyncGenerator[Message, None]:
-        """Send the pages of a prompt, in the reader's inbox if this process can open it."""
+        """Send the pages of a prompt: into the reader's pool if this process can, else into its
+        inbox.
+        """
         if not isinstance(self._client, PrefillClient):
             raise NotAvailableError("this engine computes no prompts for others")
         request = _renamed(work.request, peer, work.stream)
-        # Of this user only: a process of another machine could name any memory.
-        gpu = work.peer if self._endpoints.base.startswith("ipc://") else None
-        outlet = Outlet.open(work.inbox)
+        outlet, target = Outlet.open(work.inbox), None
+        # Of this user only: a process of another machine could name any memory. With an inbox only:
+        # without it the reader does not wait for writes.
+        is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
+        if is_local and work.pool is not None:
+            target = PeerPages(work.pool, work.pages)
         with outlet or nullcontext():
-            async with aclosing(self._client.prefill(request, work.first_page, gpu)) as parts:
+            async with aclosing(self._client.prefill(request, work.first_page, target)) as parts:
                 async for part in parts:
                     yield _pages(work.stream, part, outlet)
 
@@ -435,12 +440,12 @@ class EngineServer:
 
 def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:
     """Return the message of pages; their content goes into the outlet if it fits there."""
-    num_pages, content, slot, is_last = part
-    if slot >= 0:
-        return Pages(stream, num_pages, 0, NO_DATA, slot, on_gpu=True, is_last=is_last)
-    slot = -1 if outlet is None else outlet.put(content)
-    data = content.data if slot < 0 else NO_DATA
-    return Pages(stream, num_pages, content.nbytes, data, slot, is_last=is_last)
+    num_pages, content, is_written, is_last, token = part
+    slot, data = -1, NO_DATA
+    if not is_written:
+        slot = -1 if outlet is None else outlet.put(content)
+        data = content.data if slot < 0 else NO_DATA
+    return Pages(stream, num_pages, content.nbytes, data, slot, is_written, is_last, token)
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:
