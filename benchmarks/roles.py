@@ -118,7 +118,7 @@ def client_of(plan: Plan, role: PipelineRole) -> LocalEngineClient:
 
 def prompt_of(number: int, plan: Plan, vocab_size: int) -> Request:
     """Return a long prompt of its own from the first token on."""
-    random = Random(number)
+    random = Random(f"prompt {number}")  # of a number it would ignore the sign
     ids = tuple(random.randrange(vocab_size) for _ in range(plan.prompt_len))
     sampling = SamplingParams(temperature=0.0, max_tokens=PROMPT_TOKENS, ignore_eos=True)
     return Request(f"prompt-{number}", ids, sampling)
