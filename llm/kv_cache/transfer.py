@@ -62,8 +62,8 @@ class PageClaim:
 class PageTransfer:
     """Transfers of one pool's pages.
 
-    `claim`, `kept` and `release` belong to the engine's thread. The other methods may run on any
-    thread, as nothing else touches the contents of claimed pages; they wait for the device.
+    `claim`, `kept`, `release` and `share` belong to the engine's thread. The other methods may run
+    on any thread, as nothing else touches the contents of claimed pages; they wait for the device.
     """
 
     def __init__(self, pool: KVPool, manager: KVCacheManager, model: str) -> None:
@@ -194,8 +194,7 @@ class PageTransfer:
 
     def open_peer(self, handle: PoolHandle) -> PeerPool:
         """Map the pool of another process. Raises the errors of `PeerPool.open`."""
-        with self._on_stream():
-            return PeerPool.open(handle, self._pool)
+        return PeerPool.open(handle, self._pool)
 
     def write_to(self, peer: PeerPool, pages: Sequence[int], own_pages: Sequence[int]) -> None:
         """Copy the content of kept pages to pages of another process's pool, and wait for the end.

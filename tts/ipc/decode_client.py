@@ -289,9 +289,10 @@ class DecodeClient:
         assert transfer.claim is not None
         loop, missing = asyncio.get_running_loop(), transfer.missing
         first_page = len(transfer.claim.pages) - len(missing)
+        pool, remote = await self._pool_for(number), self._prefills[number]
         inbox = Inbox(self._transfer.part_bytes)
-        pool = self._pool_for(number) if inbox.path else None
-        remote = self._prefills[number]
+        if not inbox.path:
+            pool = None  # the end of a write could not be noticed
         try:
             answers = remote.prefill(request, first_page, inbox.path, pool, missing if pool else ())
             async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
@@ -333,17 +334,18 @@ class DecodeClient:
                 await asyncio.sleep(SHUT_S)
             if is_lost and self._transfer.is_on_gpu:
                 await asyncio.sleep(TEARDOWN_S)
-            self._post(partial(self._release, transfer))
+            self._writer.submit(self._post, partial(self._release, transfer))
         finally:
             inbox.close()
 
-    def _pool_for(self, number: int) -> PoolHandle | None:
+    async def _pool_for(self, number: int) -> PoolHandle | None:
         """Return the pool for an engine that may write to it; None where it cannot."""
         if not self._bases[number].startswith("ipc://"):
             return None
         if number not in self._pools:
+            share = self._engine.run_on_engine(self._transfer.share)
             try:
-                self._pools[number] = self._transfer.share()
+                self._pools[number] = await asyncio.wrap_future(share)
             except RuntimeError as error:
                 logger.warning("pages come over the host's memory: %s", error)
                 self._pools[number] = None
