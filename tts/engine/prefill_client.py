@@ -164,21 +164,23 @@ class PrefillClient:
         return writing.result()
 
     def _write_now(self, pages: tuple[int, ...], target: PeerPages) -> bool:
-        handle = target.pool
+        handle, peers = target.pool, self._peers
         try:
-            if handle not in self._peers:
-                if len(self._peers) >= MAX_PEERS:
-                    return False  # none is unmapped: another thread may be writing it
-                self._peers[handle] = self._transfer.open_peer(handle)
-            peer = self._peers[handle]
+            if handle not in peers and len(peers) < MAX_PEERS:
+                peers[handle] = self._transfer.open_peer(handle)
+            peer = peers.get(handle)
             if peer is None:
                 return False
             self._transfer.write_to(peer, target.pages, pages)
         except (RuntimeError, ValueError, OSError) as error:
             logger.warning("pages go over the host's memory: %s", error)
-            self._peers[handle] = None
+            peers[handle] = None
             return False
         return True
+
+    def unmap(self, pool: PoolHandle) -> None:
+        """Unmap a reader's pool, which no request names any more."""
+        self._peers.pop(pool, None)
 
     def _release(self, request_id: str, claims: list[PageClaim], num_read: int) -> None:
         """Cancel the computation, if it has not ended, and release the pages."""

@@ -22,7 +22,7 @@ from itertools import chain
 import msgspec
 import zmq
 
-from llm import Request
+from llm import PoolHandle, Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo, Hold
 from tts.engine.prefill_client import PagePart, PeerPages, PrefillClient
@@ -119,6 +119,7 @@ class _Peer:
     cancelled: set[int] = field(default_factory=set)
     outbox: list[bytes] = field(default_factory=list)  # sent at the end of this turn
     num_bytes: int = 0  # size of the outbox
+    pools: set[PoolHandle] = field(default_factory=set)  # that this process maps
 
 
 class EngineServer:
@@ -313,6 +314,17 @@ class EngineServer:
         peer.streams.pop(number, None)
         if not stream.is_slot:
             self._last_work_s = time.monotonic()
+        self._unmap_pools(peer)
+
+    def _unmap_pools(self, peer: _Peer) -> None:
+        """Unmap the pools of a front end that is gone, when nothing is written to them any more:
+        else their memory would outlive its process.
+        """
+        is_gone = self._peers.get(peer.name) is not peer and not peer.streams
+        if is_gone and isinstance(self._client, PrefillClient):
+            for pool in peer.pools:
+                self._client.unmap(pool)
+            peer.pools.clear()
 
     @staticmethod
     def _cancel(number: int, peer: _Peer) -> None:
@@ -375,6 +387,7 @@ class EngineServer:
         is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
         if is_local and work.pool is not None:
             target = PeerPages(work.pool, work.pages)
+            peer.pools.add(work.pool)
         with outlet or nullcontext():
             async with aclosing(self._client.prefill(request, work.first_page, target)) as parts:
                 async for part in parts:
@@ -432,6 +445,7 @@ class EngineServer:
         tasks = [stream.task for stream in peer.streams.values() if stream.task is not None]
         for task in tasks:
             task.cancel()
+        self._unmap_pools(peer)
         return tasks
 
     async def _forget(self, peer: _Peer) -> None:

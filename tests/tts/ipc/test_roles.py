@@ -118,6 +118,34 @@ def test_a_pool_that_cannot_be_mapped_is_not_written(
     assert caplog.text.count("pages go over the host's memory") == 1
 
 
+def num_mapped() -> int:
+    """Return how often pools are mapped in this process, by their owners and by writers."""
+    return Path("/proc/self/maps").read_text().count("memfd:sonant-kv")
+
+
+def test_the_pool_of_a_reader_that_is_gone_is_unmapped(text_checkpoint: Path) -> None:
+    """Else its memory would outlive its process, which is started again and needs as much."""
+
+    async def scenario() -> None:
+        (asked,) = requests(count=1)
+        base = new_base()
+        async with parts.prefill_engine(text_checkpoint, base):
+            local = parts.client_of(text_checkpoint, PipelineRole.DecodeOnly)
+            own = num_mapped()
+            client = await DecodeClient.connect(local, [base])
+            await tokens_of(client, asked)
+            assert num_mapped() == own + 1
+            client._prefills[0]._link._break()
+            await wait_until(lambda: num_mapped() == own)
+            await wait_until(lambda: client._prefills[0].takes_work)
+            await tokens_of(client, replace(asked, cache_salt="again"))
+            assert num_mapped() == own + 1
+            await client.close()
+            await wait_until(lambda: num_mapped() == own)
+
+    run(scenario)
+
+
 def test_requests_that_end_at_once(text_checkpoint: Path) -> None:
     """At their first token, which the other engine may have sampled; and with log-probabilities,
     which it does not send.
