@@ -12,6 +12,7 @@ feeds the last token of the prompt, or the first one that the other engine has s
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,6 +176,10 @@ class PageTransfer:
             found = self._pool.read_pages(self._index(pages))
             torch.from_numpy(content).copy_(found.view(torch.uint8).flatten())
         return content
+
+    def digest(self, pages: Sequence[int]) -> int:
+        """Return a checksum of the content of the first claimed pages, at most a part."""
+        return zlib.crc32(self.read(pages[: self.part_pages]).data)
 
     def write(self, pages: Sequence[int], content: np.ndarray) -> None:
         """Write content as returned by `read`, in a `buffer`, to claimed pages."""

@@ -58,7 +58,8 @@ class PeerPages(NamedTuple):
 class PagePart(NamedTuple):
     """The next pages of a prompt: their content, or (`is_written`) the reader's pool has it.
 
-    The last part has the first token of the answer, if it was sampled as the request says.
+    The last part has the first token of the answer, if it was sampled as the request says. The
+    first ones that are written to a pool have a `PageTransfer.digest`.
     """
 
     num_pages: int
@@ -66,6 +67,7 @@ class PagePart(NamedTuple):
     is_written: bool = False
     is_last: bool = False
     token: Token | None = None
+    digest: int | None = None
 
 
 class PrefillClient:
@@ -137,8 +139,11 @@ class PrefillClient:
         if not pages:
             yield PagePart(0, NO_CONTENT, is_last=True, token=token)
             return
-        if target is not None and await self._write(pages, target):
-            yield PagePart(len(pages), NO_CONTENT, is_written=True, is_last=True, token=token)
+        is_written, digest = False, None
+        if target is not None:
+            is_written, digest = await self._write(pages, target)
+        if is_written:
+            yield PagePart(len(pages), NO_CONTENT, True, True, token, digest)
             return
         size = self._transfer.part_pages
         for first in range(0, len(pages), size):
@@ -147,8 +152,8 @@ class PrefillClient:
             is_last = first + size >= len(pages)
             yield PagePart(len(part), content, False, is_last, token if is_last else None)
 
-    async def _write(self, pages: tuple[int, ...], target: PeerPages) -> bool:
-        """Copy pages to the reader's pool; return whether this is possible.
+    async def _write(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
+        """Copy pages to the reader's pool; return whether this is possible, and the digest.
 
         A cancellation takes effect when nothing is written any more.
         """
@@ -163,20 +168,21 @@ class PrefillClient:
             raise cancelled
         return writing.result()
 
-    def _write_now(self, pages: tuple[int, ...], target: PeerPages) -> bool:
+    def _write_now(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
         handle, peers = target.pool, self._peers
+        is_new = handle not in peers and len(peers) < MAX_PEERS
         try:
-            if handle not in peers and len(peers) < MAX_PEERS:
+            if is_new:
                 peers[handle] = self._transfer.open_peer(handle)
             peer = peers.get(handle)
             if peer is None:
-                return False
+                return False, None
             self._transfer.write_to(peer, target.pages, pages)
         except (RuntimeError, ValueError, OSError) as error:
             logger.warning("pages go over the host's memory: %s", error)
             peers[handle] = None
-            return False
-        return True
+            return False, None
+        return True, self._transfer.digest(pages) if is_new else None
 
     def unmap(self, pool: PoolHandle) -> None:
         """Unmap a reader's pool, which no request names any more."""

@@ -300,6 +300,7 @@ class DecodeClient:
                     limit.reschedule(loop.time() + ANSWER_S)
                     if pages.is_written:
                         _check_written(pages, missing if pool else ())
+                        await self._check_digest(number, pages, missing)
                     else:
                         store = partial(self._store, transfer.missing, pages, inbox)
                         await loop.run_in_executor(self._writer, store)
@@ -350,6 +351,19 @@ class DecodeClient:
                 logger.warning("pages come over the host's memory: %s", error)
                 self._pools[number] = None
         return self._pools[number]
+
+    async def _check_digest(self, number: int, pages: Pages, missing: tuple[int, ...]) -> None:
+        """Compare what an engine has written for the first time with what it has read.
+
+        Between some GPUs copies arrive incomplete without an error. Raises ValueError, and has the
+        engine write to this pool no more.
+        """
+        if pages.digest is None:
+            return
+        found = await asyncio.to_thread(self._transfer.digest, missing)
+        if found != pages.digest:
+            self._pools[number] = None
+            raise ValueError("its pages did not arrive in this engine's pool as they were sent")
 
     def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
         """Write received pages to the pool; on the writer's thread."""

@@ -454,12 +454,12 @@ class EngineServer:
 
 def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:
     """Return the message of pages; their content goes into the outlet if it fits there."""
-    num_pages, content, is_written, is_last, token = part
+    num_pages, content, is_written, is_last, token, digest = part
     slot, data = -1, NO_DATA
     if not is_written:
         slot = -1 if outlet is None else outlet.put(content)
         data = content.data if slot < 0 else NO_DATA
-    return Pages(stream, num_pages, content.nbytes, data, slot, is_written, is_last, token)
+    return Pages(stream, num_pages, content.nbytes, data, slot, is_written, is_last, token, digest)
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:

@@ -179,8 +179,8 @@ class Pages(Answer, frozen=True):
     """Content of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
 
     It is in `data`, or in the first `num_bytes` of a slot of the reader's inbox that is not
-    negative, or in the pages of its pool already (`is_written`). With the last one comes the first
-    token of the answer, if it was sampled.
+    negative, or in the pages of its pool already (`is_written`), for the first time with a
+    `PageTransfer.digest`. With the last one comes the first token of the answer, if it was sampled.
     """
 
     num_pages: int
@@ -190,6 +190,7 @@ class Pages(Answer, frozen=True):
     is_written: bool = False
     is_last: bool = False
     token: Token | None = None
+    digest: int | None = None
 
 
 class Admitted(Answer, frozen=True):

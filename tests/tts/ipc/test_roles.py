@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 import zmq
 
-from llm import ConfigError, PageTransfer, PipelineRole, PoolHandle, Request, SamplingParams
+from llm import (
+    ConfigError,
+    PageTransfer,
+    PeerPool,
+    PipelineRole,
+    PoolHandle,
+    Request,
+    SamplingParams,
+)
 from llm.kv_cache import transfer
 from tests.fakes import build_text_checkpoint
 from tests.llm.lora.adapters import write_adapter
@@ -116,6 +124,26 @@ def test_a_pool_that_cannot_be_mapped_is_not_written(
 
     run(scenario)
     assert caplog.text.count("pages go over the host's memory") == 1
+
+
+def test_pages_that_arrive_otherwise_are_not_used(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies between some GPUs report success and change nothing."""
+    ways = parts.ways_of_pages(monkeypatch)
+    monkeypatch.setattr(PeerPool, "write", lambda self, pages, own_pages: None)
+
+    async def scenario() -> None:
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            found = [(await tokens_of(served.client, request))[0] for request in asked]
+            assert found == expected
+            assert ways == {parts.WRITTEN, parts.INBOX}
+            await served.check_released()
+
+    run(scenario)
+    assert caplog.text.count("did not arrive in this engine's pool") == 1
 
 
 def num_mapped() -> int:
