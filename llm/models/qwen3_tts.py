@@ -7,7 +7,7 @@
 
 The talker is a Qwen3, the code predictor a small one. The first codebook has more codes than the
 others: names of speakers and languages, and marks, one of which ends a sequence. The text stands in
-the prompt, or frame by frame beside the codes; frames without text have the id of `tts_pad`.
+the prompt, or in the frames, a text id in each; frames without text have the id of `tts_pad`.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
             Voice("default", language="en", instructions=INSTRUCTIONS),
         ),
     ],
-    # The vectors of the prompts are those of RECORDING. Beside its codes the text of the first ends
-    # behind them, that of the second in front of their end.
+    # The vectors of the prompts are those of RECORDING. With a text token in each frame the text of
+    # the first ends behind the recording's codes, that of the second in front of their end.
     "base": [
         *(
             (
@@ -108,7 +108,7 @@ REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
             for said in ("hello you.", "hello")
         ),
         (
-            {"text": "hello, you.", "reference": {"recording": RECORDING}, "language": "English"},
+            {"text": "hello.", "reference": {"recording": RECORDING}, "language": "English"},
             Voice("mine", language="en", prompt=VoicePrompt(())),
         ),
     ],

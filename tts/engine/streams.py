@@ -85,7 +85,7 @@ class StreamTask(ABC):
         """Drop the work that is not queued yet and end the stream; do nothing if it is done."""
 
     def mute(self) -> None:
-        """Stop calling `notify`: nobody serves this stream any more."""
+        """Stop calling `notify`: the decode loop has removed this stream."""
         self.notify = _ignore
 
     @property

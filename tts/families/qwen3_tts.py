@@ -7,8 +7,8 @@
     voice prompt   its transcript in front of the words, its frames behind codec_bos
                    pad+vector in place of pad+SPEAKER; alone without a transcript
 
-This is the layout `non_streaming_mode`. In the other one the words are not in front of the frames
-but beside them, and one of them stands in front of the first frame:
+This is the layout `non_streaming_mode`. In the other one each frame has a word, and one more
+stands in front of the first frame:
 
     text           word+codec_bos                          → word+frame … eos+frame pad+frame …
 
@@ -162,7 +162,7 @@ class Qwen3TTSFamily(SpeechFamily):
         return (*opening, self._pair(first, marks.codec_bos_id), *with_texts(frames, rest))
 
     def frame_texts(self, text: str, voice: Voice) -> tuple[int, ...]:
-        """See `SpeechFamily`: the words that stand beside no frame of the prompt."""
+        """See `SpeechFamily`: the words behind those that the prompt has."""
         if self._has_text_first:
             return ()
         num_frames = len(_codes_of(voice)) // self._num_codebooks

@@ -165,7 +165,7 @@ def test_a_recording_is_a_text_and_frames(
     said: list[object],
     rest: tuple[int, ...],
 ) -> None:
-    """Its text stands in front of its frames or beside them; that is the default."""
+    """Its text stands in front of its frames or in them; that is the default."""
     set_layout(tmp_path, has_text_first)
     family = family_of(written, tmp_path, tts_model_type="base")
     voice = Voice("any", prompt=VoicePrompt(tuple(chain(*CODES[:count])), "user"))
@@ -189,7 +189,7 @@ def test_a_vector_stands_for_a_speaker(written: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design", "base"])
 @pytest.mark.parametrize("has_text_first", [None, True, False])
-def test_a_text_stands_in_front_of_the_frames_or_beside_them(
+def test_a_text_stands_in_front_of_the_frames_or_in_them(
     written: Path, tmp_path: Path, kind: str, has_text_first: bool | None
 ) -> None:
     """The defaults of the package differ."""
@@ -560,7 +560,7 @@ def test_vectors_cross_processes() -> None:
 def test_codes_behind_a_vector_are_those_of_the_reference(
     base: Path, monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...]
 ) -> None:
-    """Without and with a recording's codes, and text beside the frames."""
+    """Without and with a recording's codes; the text is in the frames."""
     for name, value in {"TEXT_IDS": SIZE, "PAD": PAD, "END": END, "CODEBOOKS": 7}.items():
         monkeypatch.setattr(checkpoints, name, value)
     service = create_service(configured(base))
@@ -609,7 +609,7 @@ def test_a_speaker_encoder_that_cannot_be_used_is_an_error(
 def test_an_eager_beginning_has_the_texts_of_its_sentence(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind it the rest of the texts goes on, whatever the beginning itself was given."""
+    """Its rest continues with the texts that follow, whatever the beginning itself had."""
     service = create_service(configured(base))
     family, requests = service.prompts.family, list[Request]()
     assert family is not None
