@@ -547,9 +547,9 @@ def test_a_recording_without_a_transcript_is_a_vector(base: Path, tmp_path: Path
     assert voice.codec.endswith("+48")
 
 
-def test_vectors_cross_processes() -> None:
+def test_vectors_and_texts_cross_processes() -> None:
     vector = np.arange(48, dtype="<f4").tobytes()
-    request = Request("r", (1, vector, (2, 3)), SamplingParams())
+    request = Request("r", (1, vector, (2, 3)), SamplingParams(frame_texts=(4, 5)))
     sent = Speak("front", 3, SpeechJob(request, StreamingOptions(chunk_sizes=(7,))))
     assert decode_from_front_end(encode(sent)) == sent
     answer = Encoded(3, EncodedClip((1, 2), vector))
