@@ -96,7 +96,8 @@ class SamplingParams:
     json_schema: str = ""  # a JSON schema as text; empty = free output
     echo: bool = False  # also return log-probabilities of the prompt's tokens
     later_codes: CodeSampling | None = None
-    frame_texts: tuple[int, ...] = ()
+    # Long, and not compared: parameters are keys of caches that do not depend on them.
+    frame_texts: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:

@@ -551,7 +551,10 @@ def test_vectors_and_texts_cross_processes() -> None:
     vector = np.arange(48, dtype="<f4").tobytes()
     request = Request("r", (1, vector, (2, 3)), SamplingParams(frame_texts=(4, 5)))
     sent = Speak("front", 3, SpeechJob(request, StreamingOptions(chunk_sizes=(7,))))
-    assert decode_from_front_end(encode(sent)) == sent
+    received = decode_from_front_end(encode(sent))
+    assert received == sent
+    assert isinstance(received, Speak)
+    assert received.job.request.sampling.frame_texts == (4, 5)
     answer = Encoded(3, EncodedClip((1, 2), vector))
     assert decode_from_engine(bundle([encode(answer)])) == [answer]
 
