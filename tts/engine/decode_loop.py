@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -121,10 +121,10 @@ class DecodeLoop:
     def __repr__(self) -> str:
         return f"DecodeLoop({self._snapshot()})"
 
-    @property
-    def num_streams(self) -> int:
-        """Number of streams; callable from any thread."""
-        return len(self._tasks)
+    def has_only(self, tasks: Container[StreamTask]) -> bool:
+        """Whether there are streams, and all of them are in `tasks`; callable from any thread."""
+        served = self._snapshot()
+        return bool(served) and all(task in tasks for task in served)
 
     @property
     def num_audio_streams(self) -> int:
@@ -242,7 +242,7 @@ class DecodeLoop:
                 self._awaiting_first_audio.discard(task)
         if task.is_done or task.is_abandoned:
             self.remove(task)
-            task.notify = lambda _: None
+            task.mute()
             task.end(FinishReason.CANCELLED)  # the decoder's state of a stream without a reader
         elif task.is_ahead and task.is_generating and not task.is_paused:
             task.is_paused = True

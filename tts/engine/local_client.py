@@ -252,7 +252,7 @@ class LocalEngineClient:
 
     def _hold_step(self) -> None:
         """Hold the step that is running where the engine has nothing but held texts."""
-        self._engine.hold(is_held=0 < len(self._held) == self._decode_loop.num_streams)
+        self._engine.hold(is_held=self._decode_loop.has_only(self._held))
 
     def _leave(self, task: StreamTask) -> None:
         """Close a stream that has no reader any more, whether or not it has ended."""

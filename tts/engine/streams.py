@@ -84,6 +84,10 @@ class StreamTask(ABC):
     def end(self, reason: FinishReason, error: str = "") -> None:
         """Drop the work that is not queued yet and end the stream; do nothing if it is done."""
 
+    def mute(self) -> None:
+        """Stop calling `notify`: the decode loop has removed this stream."""
+        self.notify = _ignore
+
     @property
     @abstractmethod
     def is_ahead(self) -> bool:
