@@ -1,8 +1,8 @@
-"""What a language model writes, without decoder and service: many lines at once, on any device.
+"""Codes of a language model, without decoder and service: many lines at once, on any device.
 
 Phones of made-up words in IPA (as `phonemes` asks for them) and the pitch at the end of questions
 (as `prosody` does) are read from the codes by what read them in training. The teacher's own codes
-are read next to them: what is missed there the model cannot have learned.
+are read next to them: the model cannot have learned what is missed there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, Report, lines_of, publish
-from training.evaluate.melody import planned_pitch, steady
+from training.evaluate.melody import PLANNED_HOP_S, planned_pitch, steady
 from training.evaluate.phonemes import (
     BETWEEN,
     SENTENCE,
@@ -26,7 +26,7 @@ from training.evaluate.phonemes import (
     of_words,
 )
 from training.evaluate.pitch import rise_at_end
-from training.evaluate.prosody import PLANNED_HOP_S, QUESTIONS, RISES, lengths, rising
+from training.evaluate.prosody import QUESTIONS, RISES, lengths, rising
 from training.evaluate.reading import POINT_S, PhoneReader
 from training.evaluate.systems import THEIRS, Teacher, VoicedLine, in_turn
 from training.kokoro.packages import symbols

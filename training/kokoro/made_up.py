@@ -1,9 +1,8 @@
-"""Words that nobody has heard, in the teacher's symbols: those that are learned, those that judge.
+"""Made-up words in the teacher's symbols: those that a voice learns, and those that judge it.
 
 English words do not have every sequence of phones: hardly any ends in a short vowel. A voice that
-has heard English words only says others as the nearest word that it knows. So lines with words of
-other sequences are among what it learns; in their texts `_` stands where such a word is, which has
-no letters.
+learned from English words alone says others as the nearest word of those. So some of its lines
+have words of other sequences; in their texts `_` stands where such a word is, which has no letters.
 """
 
 from __future__ import annotations
