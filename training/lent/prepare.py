@@ -36,7 +36,7 @@ def stages(out: Path, lines: int) -> list[list[Stage]]:
     teacher, package, phonemes = out / "teacher", out / "teacher" / "package", out / "phonemes"
     voices, corpus, spoken = teacher / VOICES_FILE, out / "corpus.txt", out / "lines.txt"
     spell = (
-        "--lines", spoken, "--package", package, "--out", phonemes, "--made-up", lines // 5,
+        "--lines", spoken, "--package", package, "--out", phonemes, "--made-up", lines // 4,
         "--accents",
     )  # fmt: skip
     return [

@@ -224,6 +224,7 @@ def test_every_command_has_its_options() -> None:
     given = ["--teacher", "t", "--package", "p"]
     for name in ("voices", "cloning", "prosody", "timings", "phonemes"):
         assert parser.parse_args([name, *given]).model == ""
+    assert parser.parse_args(["codes", *given]).weights.name == "model.safetensors"
     assert parser.parse_args(["people", "a.wav", "b.wav"]).recordings == [
         Path("a.wav"),
         Path("b.wav"),

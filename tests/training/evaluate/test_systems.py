@@ -22,9 +22,10 @@ from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters
 from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.skipped import hearing
-from training.evaluate.systems import Teacher, each, speaker_of
+from training.evaluate.systems import Teacher, each, looked_up, speaker_of
 from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
+from training.kokoro.phonemes import write_table
 from training.kokoro.studio import Studio
 from training.kokoro.style import StyleBook, Voice
 from training.speech_codec.coder import CODER_FILE, Reader, load_coder
@@ -204,7 +205,7 @@ def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) 
 
 
 def test_words_and_questions_of_a_language_model_are_read_from_its_codes(
-    teacher: Teacher, capsys
+    teacher: Teacher,
 ) -> None:
     sizes, writer = coder_sizes(DESIGNS["source_free"]), Writer(embedded_folder() / LM)
     with torch.random.fork_rng():
@@ -213,7 +214,7 @@ def test_words_and_questions_of_a_language_model_are_read_from_its_codes(
     words = [("blˈɪk", "hazel"), ("fˈab", "edith")]
     found = codes.asked_of_model(writer.codes, writer.voices, Symbols(KNOWN), reader, words, 0)
     assert [(one.word, one.voice) for one in found] == words
-    assert len(found[0].heard) > 3
+    assert [one.errors.words for one in found] == [4, 3]
     lines = [("bad cab", "edith"), ("bad", "hazel")]
     asked = [prompt_of(writer.voices["bf_emma"], tokens_of(text)) for text, _ in lines]
     said = [writer.codes(asked, seed) for seed in (0, 1)]
@@ -221,6 +222,14 @@ def test_words_and_questions_of_a_language_model_are_read_from_its_codes(
     figures = list(codes.of_questions(teacher, coder, reader, lines, said))
     assert [figure.bar for figure in figures[:4]] == [0.8, None, None, None]
     assert len(figures[4].values) == 4
+
+
+def test_phonemes_may_be_those_of_a_table(tmp_path: Path) -> None:
+    write_table(["bˈad\tBad.", "fˈab\tCab?"], tmp_path / "a.tsv.xz")
+    spell = looked_up(tmp_path / "a.tsv.xz")
+    assert spell("Cab?") == "fˈab"
+    with pytest.raises(KeyError):
+        spell("Fab.")
 
 
 def test_words_of_the_teachers_codes_are_aligned(teacher: Teacher) -> None:
