@@ -240,6 +240,8 @@ class Course:
     def run(self) -> None:
         """Until the time is over."""
         trainer, args = self.trainer, self.args
+        if args.start:
+            self.clock.log(f"before: {self.losses()}")
         deadline = Deadline(self.clock, 60 * args.minutes, args.steps)
         logged = saved = self.clock.now()
         seen, running, last = 0, torch.zeros((), device=trainer.device), 0

@@ -67,7 +67,10 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     (tmp_path / "lm" / "voices.json").write_text(json.dumps(rows | {"af_one": [9] * VOICE_TOKENS}))
     start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
     train([*flags, *start, "--steps", "10", "--lr", "0"])
-    assert np.mean(losses(capsys.readouterr().out)) < first - 0.3
+    printed = capsys.readouterr().out
+    assert np.mean(losses(printed)) < first - 0.3
+    held = [line.split("held out: ")[1] for line in printed.splitlines() if "held out: " in line]
+    assert held[0] == held[-1]  # nothing was learned at a rate of 0
     after = load_file(tmp_path / "lm" / "lm.safetensors")
     assert all(torch.allclose(state[k].float(), after[k].float(), atol=1e-3) for k in state)
     kept = json.loads((tmp_path / "lm" / "voices.json").read_text())
