@@ -83,6 +83,10 @@ class DecodeInterferenceHook:
             self._rendered = self._renderer.launch(self._batch)
         return False
 
+    def may_wait(self, num_live: int) -> bool:
+        """Never: steps and calls run side by side."""
+        return False
+
     def on_stop(self) -> None:
         """Do nothing when the engine stops."""
 

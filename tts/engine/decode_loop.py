@@ -17,6 +17,7 @@ the changed streams and on those with pending windows, not on the number of stre
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import threading
@@ -25,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
@@ -44,8 +44,12 @@ POLL_S = 0.0002  # polling interval of a busy device when there is no other work
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
 """On a CPU: a stream with this much buffered audio waits for one without its first audio."""
-NEAR_S = 0.06
-FIRST_REST = 1.0
+AHEAD_S = 1.0
+"""Windows that are played later than that do not make a batch full."""
+NEAR_S = 0.06  # at most: time before an underrun at which a stream needs a call
+MARGIN_S = 0.025  # part of it: turns of the engine and the way to the client
+FADING = 0.95  # of the longest call, at each later call
+FIRST_REST = 3.0
 REST = 13.0
 
 
@@ -103,11 +107,17 @@ class DecodeLoop:
         self._pacer = DecodePacer() if pacer is None and is_parallel else pacer
         self.poll_s = POLL_S if is_parallel else 0.0
         self._max_batch = decoder.options.max_batch if decoder else 0
+        has_turns = decoder is not None and decoder.spec.keeps_state and self._pacer is not None
+        self._most_of_stream = 1 if has_turns else self._max_batch
+        """Windows of one stream that a call should hold: with kept states, each of them is a call
+        of the device by itself."""
         self._launched: deque[InFlightBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._waits_until_s = -math.inf  # the time until which the model may wait
+        self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
         self.wakeups = Wakeups()
         """Wake-ups of the readers' event loops; each turn flushes them."""
@@ -205,6 +215,30 @@ class DecodeLoop:
         finally:
             self.wakeups.flush()
 
+    def may_wait(self, num_live: int) -> bool:
+        """Return whether the model may wait for the decoder; see `StepHook`.
+
+        A full step costs little more than one of a few rows. So while the decoder has the device,
+        the model starts no step that no stream needs, and later ones have more rows.
+        """
+        if not self._launched:
+            return False
+        now_s = self._clock()
+        if num_live != self._num_waiting or now_s >= self._waits_until_s:
+            self._num_waiting, self._waits_until_s = num_live, self._first_due_s(now_s, num_live)
+        return now_s < self._waits_until_s
+
+    def _first_due_s(self, now_s: float, num_live: int) -> float:
+        """Return the time at which one of so many requests is due, exactly if it is not yet."""
+        tasks, first_s = self._snapshot(), math.inf
+        if num_live > sum(task.is_generating for task in tasks):
+            return -math.inf  # a request of someone else
+        for task in reversed(tasks):  # the newest streams are the poorest
+            first_s = min(first_s, task.due_s(now_s))
+            if first_s <= now_s:
+                break
+        return first_s
+
     def _render(self) -> None:
         """Launch at most one batch, and deliver those that are rendered."""
         rendered = self._rendered()
@@ -249,6 +283,7 @@ class DecodeLoop:
             self._engine.pause(task.request_id)
         elif task.is_paused and not task.is_ahead:
             task.is_paused = False
+            self._waits_until_s = -math.inf
             self._engine.resume(task.request_id)
 
     def _due(self, now_s: float) -> list[Item]:
@@ -260,40 +295,53 @@ class DecodeLoop:
                 (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
             ),
             awaits_first_audio=NOT_STARTED in underruns_s,
-            fills_batch=self._is_full_batch(),
+            fills_batch=self._is_full_batch(underruns_s, now_s + AHEAD_S),
             has_all_streams=len(self._ready) == len(self._tasks),
-            is_busy=bool(self._launched),
+            num_in_flight=len(self._launched),
         ):
             return []
-        by_urgency = sorted(zip(underruns_s, self._ready, strict=True), key=itemgetter(0))
         is_pressed = self._pacer is None and self._awaiting_first_audio
         limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible([task for time_s, task in by_urgency if time_s < limit_s])
+        return self._compatible(now_s, limit_s)
 
-    def _is_full_batch(self) -> bool:
-        """Return whether the ready windows fill a batch."""
+    def _is_full_batch(self, underruns_s: Sequence[float], limit_s: float) -> bool:
+        """Return whether the ready windows of streams that underrun by then fill a batch."""
         num_missing = self._max_batch
-        for task in self._ready:
-            num_missing -= task.num_ready
-            if num_missing <= 0:
-                return True
+        for task, time_s in zip(self._ready, underruns_s, strict=True):
+            if time_s < limit_s:
+                num_missing -= min(task.num_ready, self._most_of_stream)
+                if num_missing <= 0:
+                    return True
         return False
 
-    def _compatible(self, tasks: Sequence[SpeechStream]) -> list[Item]:
-        """Return at most `max_batch` windows that can share a call with the first one."""
+    def _compatible(self, now_s: float, limit_s: float) -> list[Item]:
+        """Return at most `max_batch` windows that can share a call with the most urgent one.
+
+        A window is as urgent as its stream would be with the windows before it. The streams take
+        turns in this way, so that one whose codes are far ahead does not fill the call.
+        """
         assert self._decoder is not None
         chosen: list[Item] = []
         key: Hashable = None
-        for task in tasks:
-            for request in task.requests():
-                own_key = self._decoder.batch_key(request.window)
-                if chosen and own_key != key:
-                    break
-                key = own_key
-                chosen.append((task, request))
-            if len(chosen) >= self._max_batch:
-                break
-        return chosen[: self._max_batch]
+        # the next window of each stream; the count decides between equal times, by arrival
+        heads = [
+            (time_s, count, task, task.requests(self._most_of_stream), 0)
+            for count, task in enumerate(self._ready)
+            if (time_s := task.underrun_s(now_s)) < limit_s
+        ]
+        heapq.heapify(heads)
+        while heads and len(chosen) < self._max_batch:
+            time_s, count, task, requests, index = heapq.heappop(heads)
+            own_key = self._decoder.batch_key(requests[index].window)
+            if chosen and own_key != key:
+                continue  # and none of the stream's later windows: they follow this one
+            key = own_key
+            chosen.append((task, requests[index]))
+            if index + 1 < len(requests):
+                time_s = max(time_s, now_s) + task.duration_s(requests[index])
+                if time_s < limit_s:
+                    heapq.heappush(heads, (time_s, count, task, requests, index + 1))
+        return chosen
 
     def _launch(self, batch: Sequence[Item]) -> None:
         """Launch a batch; if the decoder rejects it, end only the streams that it rejects."""
@@ -363,19 +411,20 @@ class DecodePacer:
     Both share one device: each decoder call slows the language model's steps, and many windows cost
     little more than one. A call therefore waits for more windows until a stream needs its audio:
 
-        at once     a full batch, or a stream that would underrun within `NEAR_S`
+        at once     a full batch of windows that are played soon, or a stream that would underrun
+                    before a later call has ended
         when idle   windows of all streams
         after rest  other windows. After a call that took d the decoder rests `REST` times d, or
                     only `FIRST_REST` times d while a stream waits for its first audio
 
     A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
-    calls take at most half of the time, and a fourteenth while all streams have buffered audio.
-    Times are seconds on one clock.
+    calls take at most a quarter of the time, and a fourteenth while all streams have buffered
+    audio. Times are seconds on one clock.
     """
 
     def __init__(self) -> None:
         self._finished_s = -math.inf
-        self._took_s = 0.0
+        self._took_s = self._longest_s = 0.0
 
     def __repr__(self) -> str:
         return f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f})"
@@ -383,6 +432,11 @@ class DecodePacer:
     def note(self, started_s: float, took_s: float) -> None:
         """Record a call that has ended."""
         self._finished_s, self._took_s = started_s + took_s, took_s
+        self._longest_s = max(took_s, FADING * self._longest_s)
+
+    def near_s(self, num_in_flight: int = 0) -> float:
+        """Return how long before an underrun a stream needs a call, behind so many others."""
+        return min(NEAR_S, MARGIN_S + (num_in_flight + 1) * self._longest_s)
 
     def is_due(
         self,
@@ -392,17 +446,17 @@ class DecodePacer:
         awaits_first_audio: bool = False,
         fills_batch: bool = False,
         has_all_streams: bool = False,
-        is_busy: bool = False,
+        num_in_flight: int = 0,
     ) -> bool:
         """Return whether to launch the ready windows now.
 
         `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
-        `awaits_first_audio`; the windows fill a batch; all streams have a window; batches are in
-        flight (`is_busy`).
+        `awaits_first_audio`; the windows fill a batch; all streams have a window; so many batches
+        are in flight.
         """
-        if fills_batch or underrun_s < now_s + NEAR_S:
+        if fills_batch or underrun_s < now_s + self.near_s(num_in_flight):
             return True
-        if is_busy:
+        if num_in_flight:
             return False
         rest = FIRST_REST if awaits_first_audio else REST
         return has_all_streams or now_s >= self._finished_s + rest * self._took_s

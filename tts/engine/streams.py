@@ -10,6 +10,7 @@ items leave through the stream's bounded queue; the last item has the finish rea
 from __future__ import annotations
 
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -32,6 +33,10 @@ from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
 NOT_STARTED = -math.inf
+LEAD_S = 0.15
+"""Complete audio, beyond the time for the next block, of a stream that is not due: it covers the
+rendering of that block."""
+PACE = 2.0  # times real time, at which a stream's next block is complete
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
 
 
@@ -89,6 +94,12 @@ class StreamTask(ABC):
     def is_ahead(self) -> bool:
         """Whether so much is generated and unread that the sequence should be paused."""
 
+    def due_s(self, now_s: float) -> float:
+        """Return the time from which the language model should generate for it: -inf is always,
+        inf not before a change.
+        """
+        return -math.inf if self.is_generating and not self.is_paused else math.inf
+
 
 class TextStream(StreamTask):
     """Stream of a text request: passes chunks through."""
@@ -133,7 +144,7 @@ class SpeechStream(StreamTask):
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
         self._as_s16 = job.as_s16
-        self._sample_rate = spec.sample_rate
+        self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
         self._codes_per_token = setup.code_map.codes_per_token
         self._max_codes_ahead = setup.max_codes_ahead
@@ -163,6 +174,22 @@ class SpeechStream(StreamTask):
     @property
     def is_ahead(self) -> bool:
         return self._num_waiting >= self._max_codes_ahead
+
+    def due_s(self, now_s: float) -> float:
+        """See StreamTask: from then on its next block is complete in time only at more than `PACE`
+        times real time.
+
+        The end of complete blocks is known before they are rendered. Until a stream has one, and
+        where all audio is one block, it is always due.
+        """
+        if not self.is_generating or self.is_paused:
+            return math.inf
+        has_audio = self._num_waiting or self.plays_until_s != NOT_STARTED
+        if not has_audio or self._num_missing == math.inf:
+            return -math.inf
+        ends_s = max(self.plays_until_s, now_s) + self._num_waiting / self._code_rate
+        num_missing = self._num_missing - len(self._new_ids)
+        return ends_s - LEAD_S - num_missing * self._codes_per_token / self._code_rate / PACE
 
     @property
     def awaits_first_audio(self) -> bool:
@@ -213,10 +240,14 @@ class SpeechStream(StreamTask):
         count = len(self._requests) - self._num_launched
         return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
 
-    def requests(self) -> list[DecodeRequest]:
-        """Return the decode requests of the `num_ready` windows, in order."""
+    def requests(self, most: int = sys.maxsize) -> list[DecodeRequest]:
+        """Return the decode requests of the `num_ready` windows, in order, at most so many."""
         first = self._num_launched
-        return list(islice(self._requests, first, first + self.num_ready))
+        return list(islice(self._requests, first, first + min(self.num_ready, most)))
+
+    def duration_s(self, request: DecodeRequest) -> float:
+        """Return the duration of a window's audio."""
+        return request.window.num_samples / self._sample_rate
 
     def underrun_s(self, now_s: float) -> float:
         """Return the time at which the client has played all audio, including that in flight."""

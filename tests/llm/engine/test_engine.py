@@ -50,6 +50,9 @@ class CountingHook:
         self.work -= 1
         return self.work >= 0
 
+    def may_wait(self, num_live: int) -> bool:
+        return False
+
     def on_stop(self) -> None:
         self.stops += 1
 
