@@ -47,9 +47,14 @@ COMFORT_S = 0.5
 AHEAD_S = 1.0
 """Windows that are played later than that do not make a batch full."""
 NEAR_S = 0.06  # at most: time before an underrun at which a stream needs a call
-MARGIN_S = 0.025  # part of it: turns of the engine and the way to the client
+MARGIN_S = 0.015  # part of it: turns of the engine and the way to the client
 FADING = 0.95  # of the longest call, at each later call
 FIRST_REST = 3.0
+FEW = 8  # requests, fewer of which never wait
+IDLE_S = 1.0  # without a step, after which the model's speed is unknown
+PROMPT_REST = 1.0
+SMOOTHING = 0.1  # share of the newest token in the mean
+MAX_HOLD_S = 0.1
 REST = 13.0
 
 
@@ -116,6 +121,7 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._has_tokens = False  # since the last turn
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
@@ -198,6 +204,7 @@ class DecodeLoop:
 
     def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
         """Pass generated tokens to a stream, on the engine's thread."""
+        self._has_tokens = True
         try:
             task.on_tokens(chunk)
         except Exception as error:  # else the engine would log it, and the stream would never end
@@ -205,6 +212,9 @@ class DecodeLoop:
 
     def after_step(self) -> bool:
         """Run one turn; return whether there may be more work."""
+        if self._pacer is not None:
+            self._pacer.note_turn(self._clock(), has_tokens=self._has_tokens)
+        self._has_tokens = False
         try:
             dirty = self._dirty
             for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
@@ -221,7 +231,7 @@ class DecodeLoop:
         A full step costs little more than one of a few rows. So while the decoder has the device,
         the model starts no step that no stream needs, and later ones have more rows.
         """
-        if not self._launched:
+        if not self._launched or num_live < FEW:
             return False
         now_s = self._clock()
         if num_live != self._num_waiting or now_s >= self._waits_until_s:
@@ -234,7 +244,10 @@ class DecodeLoop:
         if num_live > sum(task.is_generating for task in tasks):
             return -math.inf  # a request of someone else
         for task in reversed(tasks):  # the newest streams are the poorest
-            first_s = min(first_s, task.due_s(now_s))
+            due_s = task.due_s(now_s)
+            if due_s == -math.inf and self._pacer is not None and task.is_new:
+                due_s = self._pacer.prompts_due_s
+            first_s = min(first_s, due_s)
             if first_s <= now_s:
                 break
         return first_s
@@ -267,6 +280,8 @@ class DecodeLoop:
             task.deliver_end()
             is_over = task.is_done or task.is_abandoned
             if not is_over and task.num_ready:
+                if self._pacer is not None and task.awaits_first_audio and task not in self._ready:
+                    task.held_until_s = self._clock() + self._pacer.hold_s(task)
                 self._ready[task] = None
             else:
                 self._ready.pop(task, None)
@@ -288,33 +303,40 @@ class DecodeLoop:
 
     def _due(self, now_s: float) -> list[Item]:
         """Return the batch to launch now, most urgent window first; empty if all should wait."""
-        underruns_s = [task.underrun_s(now_s) for task in self._ready]
+        ready = [task for task in self._ready if task.is_startable(now_s)]
+        if not ready:
+            return []
+        underruns_s = [task.underrun_s(now_s) for task in ready]
         if self._pacer is not None and not self._pacer.is_due(
             now_s,
             underrun_s=min(
                 (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
             ),
             awaits_first_audio=NOT_STARTED in underruns_s,
-            fills_batch=self._is_full_batch(underruns_s, now_s + AHEAD_S),
+            fills_batch=self._is_full_batch(ready, underruns_s, now_s + AHEAD_S),
             has_all_streams=len(self._ready) == len(self._tasks),
             num_in_flight=len(self._launched),
         ):
             return []
         is_pressed = self._pacer is None and self._awaiting_first_audio
         limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible(now_s, limit_s)
+        return self._compatible(ready, now_s, limit_s)
 
-    def _is_full_batch(self, underruns_s: Sequence[float], limit_s: float) -> bool:
+    def _is_full_batch(
+        self, ready: Sequence[SpeechStream], underruns_s: Sequence[float], limit_s: float
+    ) -> bool:
         """Return whether the ready windows of streams that underrun by then fill a batch."""
         num_missing = self._max_batch
-        for task, time_s in zip(self._ready, underruns_s, strict=True):
+        for task, time_s in zip(ready, underruns_s, strict=True):
             if time_s < limit_s:
                 num_missing -= min(task.num_ready, self._most_of_stream)
                 if num_missing <= 0:
                     return True
         return False
 
-    def _compatible(self, now_s: float, limit_s: float) -> list[Item]:
+    def _compatible(
+        self, ready: Sequence[SpeechStream], now_s: float, limit_s: float
+    ) -> list[Item]:
         """Return at most `max_batch` windows that can share a call with the most urgent one.
 
         A window is as urgent as its stream would be with the windows before it. The streams take
@@ -326,7 +348,7 @@ class DecodeLoop:
         # the next window of each stream; the count decides between equal times, by arrival
         heads = [
             (time_s, count, task, task.requests(self._most_of_stream), 0)
-            for count, task in enumerate(self._ready)
+            for count, task in enumerate(ready)
             if (time_s := task.underrun_s(now_s)) < limit_s
         ]
         heapq.heapify(heads)
@@ -425,6 +447,9 @@ class DecodePacer:
     def __init__(self) -> None:
         self._finished_s = -math.inf
         self._took_s = self._longest_s = 0.0
+        self._stepped_s = -math.inf  # end of the last step
+        self._turn_s: float | None = None  # time of the last turn, if it had tokens
+        self._token_s = 0.0  # between two of a stream, smoothed
 
     def __repr__(self) -> str:
         return f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f})"
@@ -433,6 +458,28 @@ class DecodePacer:
         """Record a call that has ended."""
         self._finished_s, self._took_s = started_s + took_s, took_s
         self._longest_s = max(took_s, FADING * self._longest_s)
+
+    def note_turn(self, now_s: float, *, has_tokens: bool) -> None:
+        """Record a turn of the engine, and whether a step of the model ended in it."""
+        if has_tokens and self._turn_s is not None:
+            self._token_s += SMOOTHING * (now_s - self._turn_s - self._token_s)
+        self._turn_s = now_s if has_tokens else None
+        if has_tokens:
+            if now_s > self._stepped_s + IDLE_S:
+                self._token_s = 0.0
+            self._stepped_s = now_s
+
+    @property
+    def prompts_due_s(self) -> float:
+        """Return the time until which prompts wait for others after a step."""
+        return self._stepped_s + PROMPT_REST * self._token_s
+
+    def hold_s(self, stream: SpeechStream) -> float:
+        """Return how long to hold a stream's first block, so that no later one is late at the
+        present speed of the model: 0 where that is fast enough.
+        """
+        late_s = stream.lateness_s(self._token_s) + self.near_s(1)
+        return min(max(late_s, 0.0), MAX_HOLD_S)
 
     def near_s(self, num_in_flight: int = 0) -> float:
         """Return how long before an underrun a stream needs a call, behind so many others."""

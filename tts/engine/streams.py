@@ -33,10 +33,10 @@ from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
 NOT_STARTED = -math.inf
-LEAD_S = 0.15
+LEAD_S = 0.06
 """Complete audio, beyond the time for the next block, of a stream that is not due: it covers the
 rendering of that block."""
-PACE = 2.0  # times real time, at which a stream's next block is complete
+PACE = 3.0  # times real time, at which a stream's next block is complete
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
 
 
@@ -88,6 +88,11 @@ class StreamTask(ABC):
     @abstractmethod
     def end(self, reason: FinishReason, error: str = "") -> None:
         """Drop the work that is not queued yet and end the stream; do nothing if it is done."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is speech without a token yet."""
+        return False
 
     @property
     @abstractmethod
@@ -143,6 +148,7 @@ class SpeechStream(StreamTask):
         spec = setup.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
+        self.held_until_s = NOT_STARTED  # its first block is not rendered before
         self._as_s16 = job.as_s16
         self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
@@ -156,7 +162,7 @@ class SpeechStream(StreamTask):
             token_offset=job.token_offset,
             pitch=job.pitch,
         )
-        self._buffer = job.streaming.buffer
+        self._options, self._buffer = job.streaming, job.streaming.buffer
         self._state = StreamState()
         self._blocks: deque[AudioBlock] = deque()  # pending; the last one may have no codes
         self._requests: deque[DecodeRequest] = deque()  # of the pending blocks with codes
@@ -214,6 +220,29 @@ class SpeechStream(StreamTask):
         if is_changed:
             self.notify(self)
 
+    @property
+    def is_new(self) -> bool:
+        """See StreamTask."""
+        return self._tokens.output_tokens == 0
+
+    def lateness_s(self, token_s: float) -> float:
+        """Return how late its audio is at worst, if it is played from its first block's completion
+        on and a token takes `token_s`: below 0 it is early. Rendering takes no time here.
+        """
+        options, first = self._options, self._ends_of(0)
+        worst_s = -math.inf
+        for block in range(1, len(options.chunk_sizes or ())):
+            played, (_, needed) = self._ends_of(block - 1)[0], self._ends_of(block)
+            generated_s = (needed - first[1]) / self._codes_per_token * token_s
+            worst_s = max(worst_s, generated_s - played / self._code_rate)
+        return worst_s
+
+    def _ends_of(self, block: int) -> tuple[int, int]:
+        """Return the number of codes up to the end of a block, and that with its look-ahead."""
+        sizes = self._options.chunk_sizes or (0,)
+        end = sum(sizes[: block + 1])
+        return end, end + self._options.look_ahead_of(block)
+
     def _push(self) -> list[DecodeWindow]:
         """Look up the new tokens' codes; return the windows of the blocks that they complete."""
         windows = self._stream.push(self._codes_of(self._new_ids))
@@ -239,6 +268,10 @@ class SpeechStream(StreamTask):
         """Number of windows that can be rendered now: not in flight, with room in the queue."""
         count = len(self._requests) - self._num_launched
         return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
+
+    def is_startable(self, now_s: float) -> bool:
+        """Whether its windows may be rendered: its first block is not held any more."""
+        return now_s >= self.held_until_s or not self.is_generating
 
     def requests(self, most: int = sys.maxsize) -> list[DecodeRequest]:
         """Return the decode requests of the `num_ready` windows, in order, at most so many."""
