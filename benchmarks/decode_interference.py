@@ -36,7 +36,7 @@ from llm import Engine
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
-from tts.engine.decode_loop import REST
+from tts.engine.pacer import REST
 
 BAR = 5.0  # percent
 PAIRS: Mapping[str, tuple[Shape, str]] = {

@@ -31,8 +31,8 @@ from decoder import (
     AudioDecoder,
     CodecSpec,
     DecodeRequest,
-    DecoderOptions,
     DecodeResult,
+    DecoderOptions,
     DecodeWindow,
     Renderer,
     StreamingOptions,
@@ -66,6 +66,7 @@ class Shape:
     prompt_len: int
     step_s: float
     row_s: float
+    prompts_s: float  # of all prompts of a step, beside that of their tokens
     prompt_token_s: float
     call_s: float
     frame_s: float  # of a row
@@ -84,7 +85,8 @@ class Shape:
     def step_cost_s(self, batch: ScheduledBatch) -> float:
         """Return the duration of a step that has the device for itself."""
         prompts = sum(len(row.token_ids) for row in batch.rows if row.is_extend)
-        return self.step_s + self.row_s * len(batch.rows) + self.prompt_token_s * prompts
+        prompts_s = self.prompts_s * bool(prompts) + self.prompt_token_s * prompts
+        return self.step_s + self.row_s * len(batch.rows) + prompts_s
 
     def call_cost_s(self, ready: Sequence[DecodeRequest]) -> float:
         """Return the duration of a decoder call that has the device for itself."""
@@ -116,6 +118,7 @@ SHAPES = {
         prompt_len=72,
         step_s=2.5e-3,
         row_s=1.05e-5,
+        prompts_s=5e-4,
         prompt_token_s=1e-5,
         call_s=1.2e-3,
         frame_s=2e-5,
@@ -126,6 +129,7 @@ SHAPES = {
         prompt_len=70,
         step_s=3.5e-3,
         row_s=8e-6,
+        prompts_s=3e-3,
         prompt_token_s=1e-5,
         call_s=2.3e-3,
         frame_s=5.5e-5,
@@ -262,7 +266,7 @@ class SchedulerControl:
         pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Silence:
     """The code map: each token is so many zeros."""
 
@@ -321,9 +325,7 @@ class Simulation:
     listeners: list[Listener] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
-    async def run(
-        self, streams: int, *, seconds: float, warm_up_s: float, seed: int = 1
-    ) -> Result:
+    async def run(self, streams: int, *, seconds: float, warm_up_s: float, seed: int = 1) -> Result:
         """Play so many streams at once, on average, of 2 to 6.4 s each."""
         random, device, shape = Random(seed), self.device, self.shape
         most, longest = 4 * streams, 2048
@@ -417,9 +419,7 @@ def measure(shape: str, streams: Sequence[int], seconds: float, warm_up_s: float
                 note=f"of {len(found.late_s)} streams, at most {late_ms:.0f} ms; first sound "
                 f"p50/p95/p99 {firsts} ms",
             ),
-            Figure(
-                f"{name}: rows of a step", (found.rows,), "", note=f"{found.steps_per_s:.0f}/s"
-            ),
+            Figure(f"{name}: rows of a step", (found.rows,), "", note=f"{found.steps_per_s:.0f}/s"),
             Figure(
                 f"{name}: windows of a call",
                 (found.windows,),

@@ -302,9 +302,7 @@ class Engine:
             self._pipeline.use_device()
             while self._run_commands():
                 hook = self._hook
-                waits = hook is not None and self._guard(
-                    hook.may_wait, self._scheduler.num_live
-                )
+                waits = hook is not None and self._guard(hook.may_wait, self._scheduler.num_live)
                 did_step = self._steps.step(waits=waits is True)
                 hook_works = hook is not None and self._guard(hook.after_step) is True
                 if did_step:

@@ -30,6 +30,7 @@ from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
 from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
+from tts.engine.pacer import AHEAD_S, DecodePacer
 from tts.engine.queue import Wakeups
 from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
 from tts.observe.engine_status import AudioStats
@@ -41,21 +42,10 @@ DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
 POLL_S = 0.0002  # polling interval of a busy device when there is no other work
+FEW = 8  # requests; fewer never wait
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
 """On a CPU: a stream with this much buffered audio waits for one without its first audio."""
-AHEAD_S = 1.0
-"""Windows that are played later than that do not make a batch full."""
-NEAR_S = 0.06  # at most: time before an underrun at which a stream needs a call
-MARGIN_S = 0.015  # part of it: turns of the engine and the way to the client
-FADING = 0.95  # of the longest call, at each later call
-FIRST_REST = 3.0
-FEW = 8  # requests, fewer of which never wait
-IDLE_S = 1.0  # without a step, after which the model's speed is unknown
-PROMPT_REST = 1.0
-SMOOTHING = 0.1  # share of the newest token in the mean
-MAX_HOLD_S = 0.1
-REST = 13.0
 
 
 class EngineControl(Protocol):
@@ -121,7 +111,7 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
-        self._has_tokens = False  # since the last turn
+        self._has_stepped = False  # since the last turn
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
@@ -204,7 +194,7 @@ class DecodeLoop:
 
     def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
         """Pass generated tokens to a stream, on the engine's thread."""
-        self._has_tokens = True
+        self._has_stepped = True
         try:
             task.on_tokens(chunk)
         except Exception as error:  # else the engine would log it, and the stream would never end
@@ -213,8 +203,8 @@ class DecodeLoop:
     def after_step(self) -> bool:
         """Run one turn; return whether there may be more work."""
         if self._pacer is not None:
-            self._pacer.note_turn(self._clock(), has_tokens=self._has_tokens)
-        self._has_tokens = False
+            self._pacer.note_turn(self._clock(), has_stepped=self._has_stepped)
+        self._has_stepped = False
         try:
             dirty = self._dirty
             for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
@@ -229,9 +219,9 @@ class DecodeLoop:
         """Return whether the model may wait for the decoder; see `StepHook`.
 
         A full step costs little more than one of a few rows. So while the decoder has the device,
-        the model starts no step that no stream needs, and later ones have more rows.
+        the model starts no step that no request needs yet, and later ones have more rows.
         """
-        if not self._launched or num_live < FEW:
+        if not self._launched or self._pacer is None or num_live < FEW:
             return False
         now_s = self._clock()
         if num_live != self._num_waiting or now_s >= self._waits_until_s:
@@ -239,14 +229,15 @@ class DecodeLoop:
         return now_s < self._waits_until_s
 
     def _first_due_s(self, now_s: float, num_live: int) -> float:
-        """Return the time at which one of so many requests is due, exactly if it is not yet."""
+        """Return the time at which the first of so many requests is due, exactly if that is
+        later than now.
+        """
+        assert self._pacer is not None
         tasks, first_s = self._snapshot(), math.inf
         if num_live > sum(task.is_generating for task in tasks):
-            return -math.inf  # a request of someone else
-        for task in reversed(tasks):  # the newest streams are the poorest
-            due_s = task.due_s(now_s)
-            if due_s == -math.inf and self._pacer is not None and task.is_new:
-                due_s = self._pacer.prompts_due_s
+            return -math.inf  # a request that is no stream of this loop
+        for task in reversed(tasks):  # the newest streams have the least audio
+            due_s = self._pacer.prompts_due_s if task.is_new else task.due_s(now_s)
             first_s = min(first_s, due_s)
             if first_s <= now_s:
                 break
@@ -280,7 +271,7 @@ class DecodeLoop:
             task.deliver_end()
             is_over = task.is_done or task.is_abandoned
             if not is_over and task.num_ready:
-                if self._pacer is not None and task.awaits_first_audio and task not in self._ready:
+                if self._pacer is not None and task.held_until_s == NOT_STARTED:
                     task.held_until_s = self._clock() + self._pacer.hold_s(task)
                 self._ready[task] = None
             else:
@@ -318,9 +309,10 @@ class DecodeLoop:
             num_in_flight=len(self._launched),
         ):
             return []
-        is_pressed = self._pacer is None and self._awaiting_first_audio
-        limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible(ready, now_s, limit_s)
+        if self._pacer is None:
+            limit_s = now_s + COMFORT_S if self._awaiting_first_audio else math.inf
+            return self._chosen(ready, now_s, limit_s=limit_s)
+        return self._chosen(ready, now_s, urgent_s=now_s + self._pacer.near_s(1))
 
     def _is_full_batch(
         self, ready: Sequence[SpeechStream], underruns_s: Sequence[float], limit_s: float
@@ -334,17 +326,23 @@ class DecodeLoop:
                     return True
         return False
 
-    def _compatible(
-        self, ready: Sequence[SpeechStream], now_s: float, limit_s: float
+    def _chosen(
+        self,
+        ready: Sequence[SpeechStream],
+        now_s: float,
+        *,
+        limit_s: float = math.inf,
+        urgent_s: float = -math.inf,
     ) -> list[Item]:
-        """Return at most `max_batch` windows that can share a call with the most urgent one.
+        """Return at most `max_batch` windows that are needed before `limit_s`, the most urgent
+        first: those that can share a call with that one, and those needed before `urgent_s`.
 
         A window is as urgent as its stream would be with the windows before it. The streams take
         turns in this way, so that one whose codes are far ahead does not fill the call.
         """
         assert self._decoder is not None
         chosen: list[Item] = []
-        key: Hashable = None
+        keys: set[Hashable] = set()
         # the next window of each stream; the count decides between equal times, by arrival
         heads = [
             (time_s, count, task, task.requests(self._most_of_stream), 0)
@@ -354,10 +352,10 @@ class DecodeLoop:
         heapq.heapify(heads)
         while heads and len(chosen) < self._max_batch:
             time_s, count, task, requests, index = heapq.heappop(heads)
-            own_key = self._decoder.batch_key(requests[index].window)
-            if chosen and own_key != key:
+            key = self._decoder.batch_key(requests[index].window)
+            if keys and key not in keys and time_s >= urgent_s:
                 continue  # and none of the stream's later windows: they follow this one
-            key = own_key
+            keys.add(key)
             chosen.append((task, requests[index]))
             if index + 1 < len(requests):
                 time_s = max(time_s, now_s) + task.duration_s(requests[index])
@@ -425,85 +423,3 @@ class DecodeLoop:
         logger.error("a request's audio cannot be made", exc_info=error, extra=about)
         self._engine.cancel(task.request_id)
         task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
-
-
-class DecodePacer:
-    """Decides when a decoder that renders in parallel with the language model gets its next call.
-
-    Both share one device: each decoder call slows the language model's steps, and many windows cost
-    little more than one. A call therefore waits for more windows until a stream needs its audio:
-
-        at once     a full batch of windows that are played soon, or a stream that would underrun
-                    before a later call has ended
-        when idle   windows of all streams
-        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
-                    only `FIRST_REST` times d while a stream waits for its first audio
-
-    A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
-    calls take at most a quarter of the time, and a fourteenth while all streams have buffered
-    audio. Times are seconds on one clock.
-    """
-
-    def __init__(self) -> None:
-        self._finished_s = -math.inf
-        self._took_s = self._longest_s = 0.0
-        self._stepped_s = -math.inf  # end of the last step
-        self._turn_s: float | None = None  # time of the last turn, if it had tokens
-        self._token_s = 0.0  # between two of a stream, smoothed
-
-    def __repr__(self) -> str:
-        return f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f})"
-
-    def note(self, started_s: float, took_s: float) -> None:
-        """Record a call that has ended."""
-        self._finished_s, self._took_s = started_s + took_s, took_s
-        self._longest_s = max(took_s, FADING * self._longest_s)
-
-    def note_turn(self, now_s: float, *, has_tokens: bool) -> None:
-        """Record a turn of the engine, and whether a step of the model ended in it."""
-        if has_tokens and self._turn_s is not None:
-            self._token_s += SMOOTHING * (now_s - self._turn_s - self._token_s)
-        self._turn_s = now_s if has_tokens else None
-        if has_tokens:
-            if now_s > self._stepped_s + IDLE_S:
-                self._token_s = 0.0
-            self._stepped_s = now_s
-
-    @property
-    def prompts_due_s(self) -> float:
-        """Return the time until which prompts wait for others after a step."""
-        return self._stepped_s + PROMPT_REST * self._token_s
-
-    def hold_s(self, stream: SpeechStream) -> float:
-        """Return how long to hold a stream's first block, so that no later one is late at the
-        present speed of the model: 0 where that is fast enough.
-        """
-        late_s = stream.lateness_s(self._token_s) + self.near_s(1)
-        return min(max(late_s, 0.0), MAX_HOLD_S)
-
-    def near_s(self, num_in_flight: int = 0) -> float:
-        """Return how long before an underrun a stream needs a call, behind so many others."""
-        return min(NEAR_S, MARGIN_S + (num_in_flight + 1) * self._longest_s)
-
-    def is_due(
-        self,
-        now_s: float,
-        *,
-        underrun_s: float = math.inf,
-        awaits_first_audio: bool = False,
-        fills_batch: bool = False,
-        has_all_streams: bool = False,
-        num_in_flight: int = 0,
-    ) -> bool:
-        """Return whether to launch the ready windows now.
-
-        `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
-        `awaits_first_audio`; the windows fill a batch; all streams have a window; so many batches
-        are in flight.
-        """
-        if fills_batch or underrun_s < now_s + self.near_s(num_in_flight):
-            return True
-        if num_in_flight:
-            return False
-        rest = FIRST_REST if awaits_first_audio else REST
-        return has_all_streams or now_s >= self._finished_s + rest * self._took_s

@@ -148,7 +148,7 @@ class SpeechStream(StreamTask):
         spec = setup.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
-        self.held_until_s = NOT_STARTED  # its first block is not rendered before
+        self.held_until_s = NOT_STARTED  # until then its first block is not rendered
         self._as_s16 = job.as_s16
         self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
@@ -271,7 +271,8 @@ class SpeechStream(StreamTask):
 
     def is_startable(self, now_s: float) -> bool:
         """Whether its windows may be rendered: its first block is not held any more."""
-        return now_s >= self.held_until_s or not self.is_generating
+        is_first = self.plays_until_s == NOT_STARTED and self.is_generating
+        return not is_first or now_s >= self.held_until_s
 
     def requests(self, most: int = sys.maxsize) -> list[DecodeRequest]:
         """Return the decode requests of the `num_ready` windows, in order, at most so many."""

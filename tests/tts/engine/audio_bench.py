@@ -14,7 +14,8 @@ from decoder import AudioDecoder, DecodeWindow, StreamingOptions, create_decoder
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import DecodeLoop, DecodePacer, RangeProfiler
+from tts.engine.decode_loop import DecodeLoop, RangeProfiler
+from tts.engine.pacer import DecodePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream, TextStream
 

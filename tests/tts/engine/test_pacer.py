@@ -9,13 +9,14 @@ import pytest
 
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
-from tts.engine.decode_loop import (
+from tts.engine.pacer import (
     AHEAD_S,
     FADING,
     FIRST_REST,
     MARGIN_S,
     NEAR_S,
     REST,
+    WAY_S,
     DecodePacer,
 )
 
@@ -59,13 +60,16 @@ def test_a_stream_with_enough_audio_is_not_urgent() -> None:
 
 def test_an_underrun_is_near_while_a_call_behind_those_in_flight_would_end_late() -> None:
     pacer = DecodePacer()
-    assert pacer.near_s() == MARGIN_S  # no call yet
+    assert pacer.near_s(0) == MARGIN_S  # no call yet
     pacer.note(10.0, 0.01)
     pacer.note(10.1, 0.002)
     long_s = FADING * 0.01  # the longer one is remembered
     assert [pacer.near_s(n) for n in (0, 1)] == [MARGIN_S + long_s, MARGIN_S + 2 * long_s]
-    pacer.note(10.2, 0.5)
-    assert pacer.near_s() == NEAR_S
+    for turn in range(200):
+        pacer.note_turn(11 + 0.01 * turn, has_stepped=True)  # and a turn of the engine is known
+    assert pacer.near_s(0) == pytest.approx(WAY_S + 0.02 + long_s, abs=1e-6)
+    pacer.note(13.2, 0.5)
+    assert pacer.near_s(0) == NEAR_S
 
 
 class FixedPacer(DecodePacer):
@@ -198,6 +202,29 @@ def test_a_window_is_as_urgent_as_its_stream_with_those_before_it() -> None:
         bench.worker.after_step()
         assert bench.decoder.batches == [2, 8]
         assert (len(far.queue), len(near_end.queue)) == (1 + 2, 1 + 6)
+
+    in_loop(scenario)
+
+
+def test_urgent_windows_of_other_shapes_share_a_launch() -> None:
+    """The codec renders windows of one shape at a time; what is not urgent waits for its own."""
+
+    async def scenario() -> None:
+        bench = Bench(pacer=FixedPacer())
+        first, other, late = (
+            bench.speak("a", (2,)),
+            bench.speak("b", (3,)),
+            bench.speak("c", (50, 4)),
+        )
+        tokens(late, *range(50))  # 2 s
+        bench.worker.after_step()
+        assert bench.decoder.batches == [1]
+        bench.clock.now_s += 1
+        for task, count in ((first, 2), (other, 3), (late, 4)):
+            tokens(task, *range(count))
+        bench.worker.after_step()
+        assert bench.decoder.batches == [1, 1, 1]
+        assert [len(task.queue) for task in (first, other, late)] == [1, 1, 1]
 
     in_loop(scenario)
 

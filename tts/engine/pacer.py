@@ -1,0 +1,117 @@
+"""`DecodePacer`: when the decoder gets its next call, and a stream its first sound.
+
+    block ready ─▶ held while later blocks would be late ─▶ gathered ─▶ call ─▶ played
+                   (first blocks only)                       until one is urgent
+
+Both models of speech share one device: each decoder call slows the language model's steps, and many
+windows cost little more than one. So calls should be few and full, in time for every listener. All
+times are seconds on one clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tts.engine.streams import SpeechStream
+
+AHEAD_S = 1.0
+"""Windows that are played later than that do not make a batch full."""
+NEAR_S = 0.08  # at most: time before an underrun at which a stream needs a call
+MARGIN_S = 0.015  # part of it, at least: two turns of the engine, and
+WAY_S = 0.005  # the way to the client
+FADING = 0.95  # of the longest call, at each later call
+FIRST_REST = 3.0
+REST = 13.0
+PROMPT_REST = 1.0  # of a step, before prompts get one that nothing else needs
+MAX_HOLD_S = 0.1
+SMOOTHING = 0.1  # share of the newest step in the mean
+IDLE_S = 1.0  # without a step, after which the speed of the model is unknown
+
+
+class DecodePacer:
+    """Decides when a decoder that renders in parallel with the language model gets its next call.
+
+    A call waits for more windows until a stream needs its audio:
+
+        at once     a full batch of windows that are played soon, or a stream that would underrun
+                    before a later call has ended
+        when idle   windows of all streams
+        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
+                    only `FIRST_REST` times d while a stream waits for its first audio
+
+    A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
+    calls take at most a quarter of the time, and a fourteenth while all streams have buffered
+    audio.
+    """
+
+    def __init__(self) -> None:
+        self._finished_s = -math.inf
+        self._took_s = self._longest_s = 0.0
+        self._turn_s: float | None = None  # time of the last turn, if a step ended in it
+        self._stepped_s = -math.inf  # end of the last step
+        self._step_s = 0.0  # duration of a step, smoothed; 0: unknown
+
+    def __repr__(self) -> str:
+        return (
+            f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f}, "
+            f"step_s={self._step_s:.4f})"
+        )
+
+    def note(self, started_s: float, took_s: float) -> None:
+        """Record a call that has ended."""
+        self._finished_s, self._took_s = started_s + took_s, took_s
+        self._longest_s = max(took_s, FADING * self._longest_s)
+
+    def note_turn(self, now_s: float, *, has_stepped: bool) -> None:
+        """Record a turn of the engine, and whether a step of the model has ended in it."""
+        if has_stepped:
+            if now_s > self._stepped_s + IDLE_S:
+                self._step_s = 0.0
+            elif self._turn_s is not None:
+                self._step_s += SMOOTHING * (now_s - self._turn_s - self._step_s)
+            self._stepped_s = now_s
+        self._turn_s = now_s if has_stepped else None
+
+    @property
+    def prompts_due_s(self) -> float:
+        """Return the time until which new prompts wait for others after the last step, if no other
+        request needs a step.
+        """
+        return self._stepped_s + PROMPT_REST * self._step_s
+
+    def hold_s(self, stream: SpeechStream) -> float:
+        """Return how long to hold a stream's first block, so that no later one is late at the
+        present speed of the model: 0 where that is fast enough.
+        """
+        late_s = stream.lateness_s(self._step_s) + self.near_s(1)
+        return min(max(late_s, 0.0), MAX_HOLD_S)
+
+    def near_s(self, num_in_flight: int) -> float:
+        """Return how long before an underrun a stream needs a call, behind so many others."""
+        margin_s = max(MARGIN_S, WAY_S + 2 * self._step_s)
+        return min(NEAR_S, margin_s + (num_in_flight + 1) * self._longest_s)
+
+    def is_due(
+        self,
+        now_s: float,
+        *,
+        underrun_s: float = math.inf,
+        awaits_first_audio: bool = False,
+        fills_batch: bool = False,
+        has_all_streams: bool = False,
+        num_in_flight: int = 0,
+    ) -> bool:
+        """Return whether to launch the ready windows now.
+
+        `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
+        `awaits_first_audio`; the windows fill a batch; all streams have a window; so many batches
+        are in flight.
+        """
+        if fills_batch or underrun_s < now_s + self.near_s(num_in_flight):
+            return True
+        if num_in_flight:
+            return False
+        rest = FIRST_REST if awaits_first_audio else REST
+        return has_all_streams or now_s >= self._finished_s + rest * self._took_s
