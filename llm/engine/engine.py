@@ -301,12 +301,13 @@ class Engine:
         try:
             self._pipeline.use_device()
             while self._run_commands():
-                hook = self._hook
-                waits = hook is not None and self._guard(hook.may_wait, self._scheduler.num_live)
-                did_step = self._steps.step(waits=waits is True)
+                hook, waits = self._hook, False
+                if hook is not None:
+                    waits = self._guard(hook.may_wait, self._scheduler.num_live) is True
+                did_step = self._steps.step(waits=waits)
                 hook_works = hook is not None and self._guard(hook.after_step) is True
-                if did_step:
-                    continue
+                if did_step or (waits and not hook_works):
+                    continue  # what the model has waited for is done
                 sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
                 if sleep_s != 0:
                     self._sleep(sleep_s)

@@ -299,6 +299,20 @@ def test_no_step_starts_while_the_model_may_wait(rig: Rig) -> None:
     rig.check_clean()
 
 
+def test_a_step_follows_when_the_hook_has_done_what_the_model_waited_for(rig: Rig) -> None:
+    """The hook reports no more work in the turn in which the model has waited."""
+    rig.hook.waits.set()
+    after_step = rig.hook.after_step
+
+    def finish() -> bool:
+        rig.hook.waits.clear()
+        return after_step()
+
+    rig.hook.after_step = finish  # type: ignore[method-assign]
+    assert list(rig.engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
+    rig.check_clean()
+
+
 def test_a_hook_that_raises_does_not_make_the_model_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
