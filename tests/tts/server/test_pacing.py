@@ -65,9 +65,11 @@ def test_paced_streams_equal_their_unary_audio(
         monkeypatch.setattr(loop, "poll_s", 0.001)
         monkeypatch.setattr(loop, "_renderer", LaterRenderer(loop._renderer.decoder))
         monkeypatch.setattr(loop, "may_wait", watched)
-        found = await asyncio.gather(
-            *(collect_speech(served, text, **values) for text, values in zip(texts, asked))
-        )
+        calls = [
+            collect_speech(served, text, **values)
+            for text, values in zip(texts, asked, strict=True)
+        ]
+        found = await asyncio.gather(*calls)
         assert [one.data for one in found] == expected
 
     run_with_server(service, ask)
