@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.pacing import SHAPES, Result, Simulation
 from decoder import CodecSpec, StreamingOptions
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tests.tts.engine.audio_bench import OFFSET, Bench, in_loop, tokens
+from tests.tts.engine.simulated_device import SHAPES, Result, Simulation
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.decode_loop import FEW, DecodeLoop
 from tts.engine.pacer import IDLE_S, MAX_HOLD_S, DecodePacer
@@ -132,7 +132,7 @@ def test_the_end_of_a_stream_ends_its_hold() -> None:
 
 
 class CrowdedBench(Bench):
-    """As many streams as may wait, with so many codes each, while the decoder renders."""
+    """Streams with so many codes each, just enough of them to wait while the decoder renders."""
 
     def __init__(self, codes: int, sizes: tuple[int, ...] | None = (25, 5)) -> None:
         super().__init__(pads=True, pacer=DecodePacer())
@@ -273,8 +273,8 @@ def test_calls_and_steps_are_fuller_with_more_streams() -> None:
 
 
 def test_steps_are_fuller_where_the_model_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = simulate("qwen", 200)
+    waiting = simulate("qwen", 350)
     monkeypatch.setattr(DecodeLoop, "may_wait", lambda self, num_live: False)
-    hasty = simulate("qwen", 200)
+    hasty = simulate("qwen", 350)
     assert waiting.rows > 1.1 * hasty.rows
     assert not waiting.num_late
