@@ -8,11 +8,12 @@
                               wake      the readers of all delivered audio, together
 
 A GPU renders in parallel with the language model's steps, and this loop does not wait for it:
-`DecodePacer` determines when a batch is due, so that many windows share a call. A CPU renders a
-batch while launching it. One batch per turn delays the next token of other streams by at most one
-decoder call. Windows are ordered by deadline: first the streams without audio, by arrival, then the
-others by the estimated time at which the client runs out of audio. The cost of a turn depends on
-the changed streams and on those with pending windows, not on the number of streams.
+`DecodePacer` determines when a batch is due, so that many windows share a call, and among many
+streams the model's next step may wait for a call (`may_wait`). A CPU renders a batch while
+launching it. One batch per turn delays the next token of other streams by at most one decoder call.
+Windows are ordered by deadline: first the streams without audio, by arrival, then the others by the
+estimated time at which the client runs out of audio. The cost of a turn depends on the changed
+streams and on those with pending windows, not on the number of streams.
 """
 
 from __future__ import annotations
