@@ -112,7 +112,7 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
-        self._has_stepped = False  # since the last turn
+        self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
@@ -195,7 +195,8 @@ class DecodeLoop:
 
     def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
         """Pass generated tokens to a stream, on the engine's thread."""
-        self._has_stepped = True
+        count = len(chunk.token_ids)
+        self._num_tokens = max(self._num_tokens, count)
         try:
             task.on_tokens(chunk)
         except Exception as error:  # else the engine would log it, and the stream would never end
@@ -204,8 +205,8 @@ class DecodeLoop:
     def after_step(self) -> bool:
         """Run one turn; return whether there may be more work."""
         if self._pacer is not None:
-            self._pacer.note_turn(self._clock(), has_stepped=self._has_stepped)
-        self._has_stepped = False
+            self._pacer.note_turn(self._clock(), self._num_tokens)
+        self._num_tokens = 0
         try:
             dirty = self._dirty
             for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once

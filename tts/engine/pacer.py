@@ -51,7 +51,8 @@ class DecodePacer:
         self._took_s = self._longest_s = 0.0
         self._turn_s: float | None = None  # time of the last turn, if a step ended in it
         self._stepped_s = -math.inf  # end of the last step
-        self._step_s = 0.0  # duration of a step, smoothed; 0: unknown
+        # duration of a step, and per token of a stream, both smoothed; 0: unknown
+        self._step_s = self._token_s = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -64,15 +65,17 @@ class DecodePacer:
         self._finished_s, self._took_s = started_s + took_s, took_s
         self._longest_s = max(took_s, FADING * self._longest_s)
 
-    def note_turn(self, now_s: float, *, has_stepped: bool) -> None:
-        """Record a turn of the engine, and whether a step of the model has ended in it."""
-        if has_stepped:
+    def note_turn(self, now_s: float, num_tokens: int) -> None:
+        """Record a turn of the engine, with so many tokens of each stream; 0: no step has ended."""
+        if num_tokens:
             if now_s > self._stepped_s + IDLE_S:
-                self._step_s = 0.0
+                self._step_s = self._token_s = 0.0
             elif self._turn_s is not None:
-                self._step_s += SMOOTHING * (now_s - self._turn_s - self._step_s)
+                took_s = now_s - self._turn_s
+                self._step_s += SMOOTHING * (took_s - self._step_s)
+                self._token_s += SMOOTHING * (took_s / num_tokens - self._token_s)
             self._stepped_s = now_s
-        self._turn_s = now_s if has_stepped else None
+        self._turn_s = now_s if num_tokens else None
 
     @property
     def prompts_due_s(self) -> float:
@@ -85,7 +88,7 @@ class DecodePacer:
         """Return how long to hold a stream's first block, so that no later one is late at the
         present speed of the model: 0 where that is fast enough.
         """
-        late_s = stream.lateness_s(self._step_s) + self.near_s(1)
+        late_s = stream.lateness_s(self._token_s) + self.near_s(1)
         return min(max(late_s, 0.0), MAX_HOLD_S)
 
     def near_s(self, num_in_flight: int) -> float:

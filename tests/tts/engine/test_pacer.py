@@ -66,7 +66,7 @@ def test_an_underrun_is_near_while_a_call_behind_those_in_flight_would_end_late(
     long_s = FADING * 0.01  # the longer one is remembered
     assert [pacer.near_s(n) for n in (0, 1)] == [MARGIN_S + long_s, MARGIN_S + 2 * long_s]
     for turn in range(200):
-        pacer.note_turn(11 + 0.01 * turn, has_stepped=True)  # and a turn of the engine is known
+        pacer.note_turn(11 + 0.01 * turn, 1)  # and a turn of the engine is known
     assert pacer.near_s(0) == pytest.approx(WAY_S + 0.02 + long_s, abs=1e-6)
     pacer.note(13.2, 0.5)
     assert pacer.near_s(0) == NEAR_S

@@ -83,14 +83,18 @@ def test_the_first_block_is_held_by_the_speed_of_the_model_only() -> None:
         assert pacer.hold_s(stream) == 0.0  # no step was made before
         for step_s, late_s in ((0.01, -math.inf), (1 / 35, 8 / 35 - 4 / 20)):
             for turn in range(200):
-                pacer.note_turn(turn * step_s, has_stepped=True)
+                pacer.note_turn(turn * step_s, 1)
             hold_s = max(0.0, late_s + pacer.near_s(1))
             assert pacer.hold_s(stream) == pytest.approx(hold_s, abs=1e-6)
-            pacer.note_turn(200 * step_s + IDLE_S, has_stepped=True)
+            pacer.note_turn(200 * step_s + IDLE_S, 1)
             assert pacer.hold_s(stream) == 0.0  # how fast it is now is not known
         for turn in range(200):
-            pacer.note_turn(1000 + turn * 0.2, has_stepped=True)
+            pacer.note_turn(1000 + turn * 0.2, 1)
         assert pacer.hold_s(stream) == MAX_HOLD_S
+        several = DecodePacer()
+        for turn in range(200):
+            several.note_turn(1000 + turn * 0.04, 4)  # four tokens in each step
+        assert several.hold_s(stream) == 0.0
 
     in_loop(scenario)
 
@@ -210,8 +214,8 @@ def test_prompts_wait_for_one_step_at_most() -> None:
         assert pacer is not None
         now_s = bench.clock.now_s
         for turn in range(100):
-            pacer.note_turn(now_s - 0.01 * (100 - turn), has_stepped=True)
-        pacer.note_turn(now_s, has_stepped=True)
+            pacer.note_turn(now_s - 0.01 * (100 - turn), 1)
+        pacer.note_turn(now_s, 1)
         bench.tasks.append(bench.speak("new"))
         assert bench.waits()
         bench.clock.now_s = now_s + 0.009
