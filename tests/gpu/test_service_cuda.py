@@ -106,7 +106,8 @@ def test_streams_of_a_crowd_sound_like_each_alone(
     """Orpheus as above, 24 streams at once: the model waits for the decoder at times."""
     pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
     checkpoint, model, values = orpheus(tmp_path / "model")
-    config = tiny_config(checkpoint, model=model, enable_overlap_scheduler=True, **values)
+    values |= {"enable_overlap_scheduler": True, "pace_streams": True}
+    config = tiny_config(checkpoint, model=model, **values)
     service = create_service(config)
     synthesizer, waits = service.synthesizer, list[bool]()
     assert synthesizer is not None

@@ -31,7 +31,7 @@ from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
 from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
-from tts.engine.pacer import AHEAD_S, DecodePacer
+from tts.engine.pacer import DecodePacer
 from tts.engine.queue import Wakeups
 from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
 from tts.observe.engine_status import AudioStats
@@ -223,7 +223,8 @@ class DecodeLoop:
         A full step costs little more than one of a few rows. So while the decoder has the device,
         the model starts no step that no request needs yet, and later ones have more rows.
         """
-        if not self._launched or self._pacer is None or num_live < FEW:
+        waits = self._pacer is not None and self._pacer.lets_model_wait
+        if not (waits and self._launched and num_live >= FEW):
             return False
         now_s = self._clock()
         if num_live != self._num_waiting or now_s >= self._waits_until_s:
@@ -300,21 +301,22 @@ class DecodeLoop:
         if not ready:
             return []
         underruns_s = [task.underrun_s(now_s) for task in ready]
-        if self._pacer is not None and not self._pacer.is_due(
+        pacer = self._pacer
+        if pacer is None:
+            limit_s = now_s + COMFORT_S if self._awaiting_first_audio else math.inf
+            return self._chosen(ready, now_s, limit_s=limit_s)
+        if not pacer.is_due(
             now_s,
             underrun_s=min(
                 (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
             ),
             awaits_first_audio=NOT_STARTED in underruns_s,
-            fills_batch=self._is_full_batch(ready, underruns_s, now_s + AHEAD_S),
+            fills_batch=self._is_full_batch(ready, underruns_s, now_s + pacer.ahead_s),
             has_all_streams=len(self._ready) == len(self._tasks),
             num_in_flight=len(self._launched),
         ):
             return []
-        if self._pacer is None:
-            limit_s = now_s + COMFORT_S if self._awaiting_first_audio else math.inf
-            return self._chosen(ready, now_s, limit_s=limit_s)
-        return self._chosen(ready, now_s, urgent_s=now_s + self._pacer.near_s(1))
+        return self._chosen(ready, now_s, urgent_s=now_s + pacer.near_s(1))
 
     def _is_full_batch(
         self, ready: Sequence[SpeechStream], underruns_s: Sequence[float], limit_s: float

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tts.engine.streams import SpeechStream
 
-AHEAD_S = 1.0
-"""Windows that are played later than that do not make a batch full."""
-NEAR_S = 0.08  # at most: time before an underrun at which a stream needs a call
-MARGIN_S = 0.015  # part of it, at least: two turns of the engine, and
+NEAR_S = 0.06
+MAX_NEAR_S = 0.08
+MARGIN_S = 0.015  # for two turns of the engine, at least, and
 WAY_S = 0.005  # the way to the client
 FADING = 0.95  # of the longest call, at each later call
-FIRST_REST = 3.0
 REST = 13.0
 PROMPT_REST = 1.0  # of a step, before prompts get one that nothing else needs
 MAX_HOLD_S = 0.1
@@ -35,16 +33,19 @@ class DecodePacer:
 
     A call waits for more windows until a stream needs its audio:
 
-        at once     a full batch of windows that are played soon, or a stream that would underrun
-                    before a later call has ended
+        at once     a full batch, or a stream that would underrun within `near_s`
         when idle   windows of all streams
         after rest  other windows. After a call that took d the decoder rests `REST` times d, or
-                    only `FIRST_REST` times d while a stream waits for its first audio
+                    only `first_rest` times d while a stream waits for its first audio
 
-    A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
-    calls take at most a quarter of the time, and a fourteenth while all streams have buffered
-    audio.
+    A single stream therefore never waits.
     """
+
+    first_rest = 1.0
+    ahead_s = math.inf
+    """Windows that are played later than that do not make a batch full."""
+    lets_model_wait = False
+    """Whether the model's steps may wait for a call."""
 
     def __init__(self) -> None:
         self._finished_s = -math.inf
@@ -56,7 +57,7 @@ class DecodePacer:
 
     def __repr__(self) -> str:
         return (
-            f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f}, "
+            f"{type(self).__name__}(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f}, "
             f"step_s={self._step_s:.4f})"
         )
 
@@ -85,16 +86,12 @@ class DecodePacer:
         return self._stepped_s + PROMPT_REST * self._step_s
 
     def hold_s(self, stream: SpeechStream) -> float:
-        """Return how long to hold a stream's first block, so that no later one is late at the
-        present speed of the model: 0 where that is fast enough.
-        """
-        late_s = stream.lateness_s(self._token_s) + self.near_s(1)
-        return min(max(late_s, 0.0), MAX_HOLD_S)
+        """Return how long to hold a stream's first block."""
+        return 0.0
 
     def near_s(self, num_in_flight: int) -> float:
         """Return how long before an underrun a stream needs a call, behind so many others."""
-        margin_s = max(MARGIN_S, WAY_S + 2 * self._step_s)
-        return min(NEAR_S, margin_s + (num_in_flight + 1) * self._longest_s)
+        return NEAR_S
 
     def is_due(
         self,
@@ -116,5 +113,30 @@ class DecodePacer:
             return True
         if num_in_flight:
             return False
-        rest = FIRST_REST if awaits_first_audio else REST
+        rest = self.first_rest if awaits_first_audio else REST
         return has_all_streams or now_s >= self._finished_s + rest * self._took_s
+
+
+class DeadlinePacer(DecodePacer):
+    """Gathers more, for more streams: what may wait follows from the deadlines of the listeners.
+
+    A stream is near an underrun only if a later call would end too late, calls for first audio take
+    at most a quarter of the time, a first block is held where later ones would be late, and the
+    model's steps may wait for a call.
+    """
+
+    first_rest = 3.0
+    ahead_s = 1.0
+    lets_model_wait = True
+
+    def hold_s(self, stream: SpeechStream) -> float:
+        """Return how long to hold a stream's first block, so that no later one is late at the
+        present speed of the model: 0 where that is fast enough.
+        """
+        late_s = stream.lateness_s(self._token_s) + self.near_s(1)
+        return min(max(late_s, 0.0), MAX_HOLD_S)
+
+    def near_s(self, num_in_flight: int) -> float:
+        """See DecodePacer: by the longest call and the turns of the engine."""
+        margin_s = max(MARGIN_S, WAY_S + 2 * self._step_s)
+        return min(MAX_NEAR_S, margin_s + (num_in_flight + 1) * self._longest_s)

@@ -41,6 +41,7 @@ from llm.scheduler import Scheduler, SchedulerLimits
 from llm.sequence import Sequence as LiveSequence
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.decode_loop import DecodeLoop
+from tts.engine.pacer import DeadlinePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream
 
@@ -240,7 +241,9 @@ class SimulatedLoop(DecodeLoop):
     """A decode loop that renders on the simulated device."""
 
     def __init__(self, scheduler: Scheduler, device: Device, renderer: SimulatedRenderer) -> None:
-        super().__init__(SchedulerControl(scheduler), renderer.decoder, clock=device)
+        super().__init__(
+            SchedulerControl(scheduler), renderer.decoder, pacer=DeadlinePacer(), clock=device
+        )
         self._renderer = renderer
 
 

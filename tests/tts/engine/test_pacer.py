@@ -10,15 +10,19 @@ import pytest
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
 from tts.engine.pacer import (
-    AHEAD_S,
     FADING,
-    FIRST_REST,
     MARGIN_S,
+    MAX_NEAR_S,
     NEAR_S,
     REST,
     WAY_S,
+    DeadlinePacer,
     DecodePacer,
 )
+
+AHEAD_S = DeadlinePacer.ahead_s
+PACERS = pytest.mark.parametrize("kind", [DecodePacer, DeadlinePacer])
+
 
 Waiting = dict[str, Any]
 CALM: Waiting = {}
@@ -32,11 +36,12 @@ def near(underrun_s: float) -> Waiting:
     return {"underrun_s": underrun_s}
 
 
-@pytest.mark.parametrize(
-    ("waiting", "rest_s"), [(CALM, REST * TOOK_S), (FIRST, FIRST_REST * TOOK_S), (ALL, 0.0)]
-)
-def test_a_decoder_rests_after_a_call(waiting: Waiting, rest_s: float) -> None:
-    pacer = DecodePacer()
+@PACERS
+@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (FIRST, None), (ALL, 0.0)])
+def test_a_decoder_rests_after_a_call(
+    kind: type[DecodePacer], waiting: Waiting, rest: float | None
+) -> None:
+    pacer, rest_s = kind(), TOOK_S * (kind.first_rest if rest is None else rest)
     assert pacer.is_due(0.0, **waiting, num_in_flight=0)  # no call was made before
     pacer.note(10.0, TOOK_S)
     ended_s = 10.0 + TOOK_S
@@ -45,21 +50,24 @@ def test_a_decoder_rests_after_a_call(waiting: Waiting, rest_s: float) -> None:
     assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=1)
 
 
+@PACERS
 @pytest.mark.parametrize("waiting", [FULL, near(10.0), near(10.0 + MARGIN_S + 2 * TOOK_S - 1e-6)])
-def test_urgent_streams_do_not_wait(waiting: Waiting) -> None:
-    pacer = DecodePacer()
+def test_urgent_streams_do_not_wait(kind: type[DecodePacer], waiting: Waiting) -> None:
+    pacer = kind()
     pacer.note(10.0 - TOOK_S, TOOK_S)
     assert pacer.is_due(10.0, **waiting, num_in_flight=1)
 
 
-def test_a_stream_with_enough_audio_is_not_urgent() -> None:
-    pacer = DecodePacer()
+@PACERS
+def test_a_stream_with_enough_audio_is_not_urgent(kind: type[DecodePacer]) -> None:
+    pacer = kind()
     pacer.note(10.0 - TOOK_S, TOOK_S)
-    assert not pacer.is_due(10.0, **near(10.0 + MARGIN_S + TOOK_S + 1e-6), num_in_flight=0)
+    near_s = NEAR_S if kind is DecodePacer else MARGIN_S + TOOK_S
+    assert not pacer.is_due(10.0, **near(10.0 + near_s + 1e-6), num_in_flight=0)
 
 
 def test_an_underrun_is_near_while_a_call_behind_those_in_flight_would_end_late() -> None:
-    pacer = DecodePacer()
+    pacer = DeadlinePacer()
     assert pacer.near_s(0) == MARGIN_S  # no call yet
     pacer.note(10.0, 0.01)
     pacer.note(10.1, 0.002)
@@ -69,10 +77,10 @@ def test_an_underrun_is_near_while_a_call_behind_those_in_flight_would_end_late(
         pacer.note_turn(11 + 0.01 * turn, 1)  # and a turn of the engine is known
     assert pacer.near_s(0) == pytest.approx(WAY_S + 0.02 + long_s, abs=1e-6)
     pacer.note(13.2, 0.5)
-    assert pacer.near_s(0) == NEAR_S
+    assert pacer.near_s(0) == MAX_NEAR_S
 
 
-class FixedPacer(DecodePacer):
+class FixedPacer(DeadlinePacer):
     """A pacer that counts each call as 50 ms long."""
 
     def note(self, started_s: float, took_s: float) -> None:

@@ -7,19 +7,28 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder import CodecSpec, StreamingOptions
-from llm import FinishReason, Request, TokenChunk
+from llm import Engine, FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
-from tests.tts.engine.audio_bench import OFFSET, Bench, in_loop, tokens
+from tests.tts.engine.audio_bench import (
+    OFFSET,
+    Bench,
+    EngineLog,
+    WatchedDecoder,
+    in_loop,
+    tokens,
+)
 from tests.tts.engine.simulated_device import SHAPES, Result, Simulation
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.decode_loop import FEW, DecodeLoop
-from tts.engine.pacer import IDLE_S, MAX_HOLD_S, DecodePacer
+from tts.engine.local_client import LocalEngineClient, StreamLimits
+from tts.engine.pacer import IDLE_S, MAX_HOLD_S, DeadlinePacer, DecodePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream
 
@@ -79,7 +88,7 @@ def test_the_first_block_is_held_by_the_speed_of_the_model_only() -> None:
 
     async def scenario() -> None:
         stream = stream_of(StreamingOptions((4, 8)))
-        pacer = DecodePacer()
+        pacer = DeadlinePacer()
         assert pacer.hold_s(stream) == 0.0  # no step was made before
         for step_s, late_s in ((0.01, -math.inf), (1 / 35, 8 / 35 - 4 / 20)):
             for turn in range(200):
@@ -91,7 +100,7 @@ def test_the_first_block_is_held_by_the_speed_of_the_model_only() -> None:
         for turn in range(200):
             pacer.note_turn(1000 + turn * 0.2, 1)
         assert pacer.hold_s(stream) == MAX_HOLD_S
-        several = DecodePacer()
+        several = DeadlinePacer()
         for turn in range(200):
             several.note_turn(1000 + turn * 0.04, 4)  # four tokens in each step
         assert several.hold_s(stream) == 0.0
@@ -100,7 +109,7 @@ def test_the_first_block_is_held_by_the_speed_of_the_model_only() -> None:
 
 
 def test_a_held_block_is_rendered_later_and_those_of_others_are_not() -> None:
-    class HoldingPacer(DecodePacer):
+    class HoldingPacer(DeadlinePacer):
         def hold_s(self, stream: SpeechStream) -> float:
             return 0.05 if stream.request_id == "held" else 0.0
 
@@ -119,7 +128,7 @@ def test_a_held_block_is_rendered_later_and_those_of_others_are_not() -> None:
 
 
 def test_the_end_of_a_stream_ends_its_hold() -> None:
-    class HoldingPacer(DecodePacer):
+    class HoldingPacer(DeadlinePacer):
         def hold_s(self, stream: SpeechStream) -> float:
             return 0.05
 
@@ -139,7 +148,7 @@ class CrowdedBench(Bench):
     """Streams with so many codes each, just enough of them to wait while the decoder renders."""
 
     def __init__(self, codes: int, sizes: tuple[int, ...] | None = (25, 5)) -> None:
-        super().__init__(pads=True, pacer=DecodePacer())
+        super().__init__(pads=True, pacer=DeadlinePacer())
         self.tasks = [self.speak(str(n), sizes=sizes) for n in range(FEW)]
         for task in self.tasks:
             tokens(task, *range(codes))
@@ -282,3 +291,33 @@ def test_steps_are_fuller_where_the_model_waits(monkeypatch: pytest.MonkeyPatch)
     hasty = simulate("qwen", 350)
     assert waiting.rows > 1.1 * hasty.rows
     assert not waiting.num_late
+
+
+class QuietEngine(EngineLog):
+    """An engine that runs nothing."""
+
+    def set_hook(self, hook: DecodeLoop) -> None:
+        """Ignore the hook."""
+
+    def start(self) -> None:
+        """Start nothing."""
+
+
+@pytest.mark.parametrize(
+    ("device", "by_deadline", "kind"),
+    [
+        ("parallel", True, DeadlinePacer),
+        ("parallel", False, DecodePacer),
+        ("cpu", True, None),
+        ("cpu", False, None),
+    ],
+)
+def test_streams_are_paced_by_deadline_where_it_is_wanted_and_the_decoder_runs_in_parallel(
+    device: str, by_deadline: bool, kind: type[DecodePacer] | None
+) -> None:
+    decoder = WatchedDecoder()
+    decoder.device = device
+    limits = StreamLimits(by_deadline=by_deadline)
+    client = LocalEngineClient(cast(Engine, QuietEngine()), decoder, OffsetCodes(), limits)
+    pacer = client._decode_loop._pacer
+    assert (None if pacer is None else type(pacer)) is kind

@@ -12,7 +12,7 @@ import pytest
 from decoder import DecodeRequest, DecodeResult, Renderer
 from tests.tts.serving import Serving, collect_speech, run_with_server, unary_request
 from tts.engine.local_client import LocalEngineClient
-from tts.engine.pacer import DecodePacer
+from tts.engine.pacer import DeadlinePacer
 from tts.factory import Service
 
 STREAMS = 14
@@ -61,7 +61,7 @@ def test_paced_streams_equal_their_unary_audio(
             (await served.speech.Synthesize(unary_request(text, **values))).audio
             for text, values in zip(texts, asked, strict=True)
         ]
-        monkeypatch.setattr(loop, "_pacer", DecodePacer())
+        monkeypatch.setattr(loop, "_pacer", DeadlinePacer())
         monkeypatch.setattr(loop, "poll_s", 0.001)
         monkeypatch.setattr(loop, "_renderer", LaterRenderer(loop._renderer.decoder))
         monkeypatch.setattr(loop, "may_wait", watched)
