@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 BATCHES_PER_TURN = 2  # requests admitted per turn, in batches
 EMPTY_BATCH_INTERVAL_S = 0.005  # interval of empty batches while the engine is idle
+NO_ROWS = ScheduledBatch((), ForwardMode.IDLE)
 
 
 class Engine:
@@ -325,11 +326,13 @@ class Engine:
         try:
             self._pipeline.use_device()
             while self._run_commands():
-                did_step = self._steps.step()
-                hook = self._hook
+                hook, waits = self._hook, False
+                if hook is not None:
+                    waits = self._guard(hook.may_wait, self._scheduler.num_live) is True
+                did_step = self._steps.step(waits=waits)
                 hook_works = hook is not None and self._guard(hook.after_step) is True
-                if did_step:
-                    continue
+                if did_step or (waits and not hook_works):
+                    continue  # what the model has waited for is done
                 sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
                 if sleep_s != 0:
                     self._sleep(sleep_s)
@@ -443,13 +446,14 @@ class EngineSteps:
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
         self.counters = StepCounters()
 
-    def step(self) -> bool:
+    def step(self, *, waits: bool = False) -> bool:
         """Run one step, which may commit the previous batch. Returns False when there was no work.
 
-        Raises `RuntimeError` when a step failed and the device can no longer be used.
+        With `waits` no step starts. Raises `RuntimeError` when a step failed and the device can no
+        longer be used.
         """
         started_s = time.perf_counter()
-        batch = self._scheduler.schedule()
+        batch = NO_ROWS if waits else self._scheduler.schedule()
         schedule_s = time.perf_counter() - started_s
         ended = self._scheduler.take_ended()
         self._deliver(ended)
@@ -466,7 +470,7 @@ class EngineSteps:
     def flush(self) -> None:
         """Wait for the batches in flight: the device writes to their pages until then."""
         if self._in_flight:
-            self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
+            self._deliver(self._execute(NO_ROWS))
 
     @property
     def idle_s(self) -> float | None:

@@ -21,6 +21,7 @@ from decoder import AudioDecoder, CodecSpec, SpeakerEncoder, StreamingOptions
 from llm import EngineStoppedError, ReceivedPrompt, Request, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.decode_loop import DecodeLoop, RangeProfiler
+from tts.engine.pacer import DeadlinePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
 from tts.errors import Precondition, PreconditionError
@@ -43,7 +44,8 @@ class StreamLimits:
     A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` tokens of
     speech (or `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream
     whose reader leaves an item unread for so long (None: never). An engine whose step does not
-    return for `step_timeout_s` counts as not alive (None: no limit).
+    return for `step_timeout_s` counts as not alive (None: no limit). Streams may share a GPU
+    `by_deadline` of their listeners (`DeadlinePacer`).
     """
 
     audio_blocks: int = 8
@@ -52,6 +54,7 @@ class StreamLimits:
     reader_timeout_s: float | None = None
     step_timeout_s: float | None = None
     encoders: int = 1
+    by_deadline: bool = False
 
 
 class LocalEngineClient:
@@ -83,7 +86,9 @@ class LocalEngineClient:
             codes_ahead = self._limits.codes_ahead * code_map.codes_per_token
             self._setup = SpeechSetup(decoder.spec, code_map, codes_ahead)
             self.codec = decoder.spec
-        self._decode_loop = DecodeLoop(engine, decoder, profiler, streaming=streaming)
+        is_paced = self._limits.by_deadline and decoder is not None and decoder.device != "cpu"
+        pacer = DeadlinePacer() if is_paced else None
+        self._decode_loop = DecodeLoop(engine, decoder, profiler, streaming=streaming, pacer=pacer)
         timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
