@@ -28,6 +28,7 @@ from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.recordings import at_peak, recorded, telephone
 
 SHORTEST_S, LONGEST_S = 2.0, 8.0
+STEP_S = 0.25  # between lengths: on a GPU the first spectra of each size take a tenth of a second
 WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
 MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
 HELD_OUT = 48  # every so many sessions one is not learned from
@@ -113,7 +114,9 @@ class Trainer:
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Return clips of one length, recorded or clean, and their styles."""
-        seconds = self.rng.uniform(SHORTEST_S, LONGEST_S)
+        seconds = SHORTEST_S + STEP_S * self.rng.randint(
+            0, round((LONGEST_S - SHORTEST_S) / STEP_S)
+        )
         count = max(2, int(self.args.batch * LONGEST_S / seconds))
         clips, style = self.sessions.draw(self.sessions.training, count, self.samples(seconds))
         if self.rng.random() >= CLEAN_SHARE:
