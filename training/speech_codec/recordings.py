@@ -95,7 +95,7 @@ def telephone(
 
 
 def coded(sound: Tensor) -> Tensor:
-    """Add errors that are shares of the sound, and drop what is faint beside its neighbours."""
+    """Add errors that are shares of the sound, and drop what is faint next to its neighbours."""
     window = torch.hann_window(CODED_FFT, device=sound.device)
     settings = {"n_fft": CODED_FFT, "hop_length": CODED_FFT // 4, "window": window}
     spectrum = torch.stft(sound, return_complex=True, **settings)

@@ -5,7 +5,8 @@
 
 The teacher's own style vector says which tokens are right. Clips of 2 to 8 s are recorded as people
 record them (`recordings`). OUT/voices.safetensors holds the running mean of the weights (float16).
---start FILE continues those of an earlier training, or of a codec.
+--start FILE continues those of an earlier training, or of a codec; --keep SHARE of them stays in
+what is written, which loses less of what they knew (a mean of weights, arXiv 2109.01903).
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class Trainer:
         self.sessions = Sessions(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
         self.coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
         self.model = Model(self.config).to(self.device)
-        if args.start:
-            self.model.encoder.load_state_dict(encoder_of(args.start))
+        self.start = encoder_of(args.start) if args.start else {}
+        if self.start:
+            self.model.encoder.load_state_dict(self.start)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
         self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
@@ -165,8 +167,11 @@ class Trainer:
         return f"held out: {'; '.join(parts)}; others {other:.4f}"
 
     def save(self) -> None:
-        """Write the encoder under its names in a codec."""
+        """Write the encoder, with its share of the start, under its names in a codec."""
         state = self.mean.network.encoder.state_dict()
+        for name, value in self.start.items():
+            if state[name].is_floating_point():
+                state[name].lerp_(value.to(self.device), self.args.keep)
         own = {f"{VOICE_ENCODER}{name}": value for name, value in state.items()}
         write(halved(own), self.args.out / VOICES_FILE)
 
@@ -190,6 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=32, help="clips of the longest kind")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--start", type=Path, metavar="FILE", help="an encoder to continue")
+    parser.add_argument("--keep", type=float, default=0.0, help="share of its weights that stays")
     return parser
 
 

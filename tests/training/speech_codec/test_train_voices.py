@@ -100,6 +100,11 @@ def test_an_encoder_is_continued(flags: list[str], tmp_path: Path, capsys) -> No
     assert earlier.keys() == found.keys()
     changes = [float((found[name] - value).abs().max()) for name, value in earlier.items()]
     assert 0 < max(changes) < 0.1
+    train([*flags, start, "--steps=8", "--lr=1e-2", "--keep=1"])
+    kept = read(tmp_path / "voices.safetensors")
+    for name, value in earlier.items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.allclose(kept[name], value, atol=1e-3, rtol=1e-3)
     with pytest.raises(ValueError, match="has no encoder of voices"):
         train([*flags, f"--start={tmp_path / 'coder.safetensors'}"])
 
