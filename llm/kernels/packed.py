@@ -1,122 +1,255 @@
-"""Products with packed matrices for many rows, on tensor cores.
+"""Products with packed matrices (`packed.cu`), on tensor cores.
 
-A program expands tiles of the matrix in registers, to the numbers that `Words.expand` rounds to the
-format of x, and multiplies one place of the words after another with its inputs. As in
-`llm.kernels.invariant` the matrix is the left operand, and no program sums a part of the inputs: a
-row's result does not depend on the other rows.
+Numbers are multiplied as they are, with bfloat16 inputs, and a group's scale with the float32 sum
+of its products. The functions for one and two rows also do what comes before and after, as those of
+`llm.kernels.products` and `llm.kernels.projections`: there, x × gain is rounded to bfloat16, too.
+A result does not depend on the other rows of a call of `multiply_packed`.
+
+Many rows are multiplied by BLAS, after the matrix was written to memory in bfloat16, each number
+rounded once.
 """
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
-import triton
-import triton.language as tl
+import torch
 from torch import Tensor
 
-from llm.kernels.invariant import FEW_PROGRAMS, MIN_ROWS
-from llm.kernels.words import Words
+from llm.batch import KVSlots
+from llm.kernels.cuda import CudaKernel
+from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 
-BLOCK_WORDS = 32  # of a row of the matrix; the order of sums depends on it
+SOURCE = "packed.cu"
+MANY_ROWS = 65  # from here on BLAS multiplies
+ROWS_OF_TILE = 8
+WARPS = 8
+HALF_BYTES = 512  # of a block
+STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
+MAX_STAGES = 8
+PROGRAMS = 3  # on a processor
+X_PADDING = 32
 
 
-def multiply_packed(x: Tensor, weight: Words, out: Tensor) -> None:
-    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], both contiguous."""
-    num_rows, num_in = x.shape
-    num_out = weight.shape[0]
-    if num_rows == 0:
-        return
-    blocks = blocks_for(num_rows, num_out)
-    grid = (triton.cdiv(num_out, blocks["block_out"]), triton.cdiv(num_rows, blocks["block_rows"]))
-    lows = weight.minimums
-    _multiply[grid](
-        x,
-        (weight.values, weight.scales, x if lows is None else lows),
-        out,
-        num_rows,
-        num_out,
-        IN=num_in,
-        BITS=weight.bits,
-        GROUP=weight.group_size,
-        ZERO=weight.zero,
-        HAS_MINIMUMS=lows is not None,
-        block_words=BLOCK_WORDS,
-        **blocks,
+class _Arguments(ctypes.Structure):
+    """`Arguments` of `packed.cu`."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "gain", "values", "scales", "lows", "out", "bias", "rotations")
+        ),
+        *((name, ctypes.c_void_p) for name in ("keys", "kv_values", "slots")),
+        *((name, ctypes.c_longlong) for name in ("by_page", "by_offset", "by_head")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "num_blocks")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("level", "adds", "is_float")),
+        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "head_size", "page_size")),
     )
 
 
-def blocks_for(num_rows: int, num_out: int) -> dict[str, Any]:
-    """Return the parameters that no sum's order depends on."""
-    rows = max(MIN_ROWS, triton.next_power_of_2(num_rows))
-    if rows <= 32:
-        return {"block_rows": rows, "block_out": 64, "num_stages": 4}
-    if rows == 64 or triton.cdiv(num_rows, 128) * triton.cdiv(num_out, 128) < FEW_PROGRAMS:
-        return {"block_rows": 64, "block_out": 64, "num_stages": 3}
-    return {"block_rows": 128, "block_out": 128, "num_stages": 2, "num_warps": 8}
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Macros of `packed.cu`."""
+
+    bits: int
+    groups: int
+    wide: bool
+    lows: bool
+    parts: int = 1
+    rows: int = 1
+    tiles: int = 1
+    stages: int = 1
+    heads: bool = False
+    programs: int = 3
+
+    def macros(self) -> dict[str, int]:
+        """Return the macros by their names in the source."""
+        return {field.name.upper(): int(getattr(self, field.name)) for field in fields(self)}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a block of each part, and of the rows' inputs, in shared memory."""
+        scales = 2 * OUTPUTS * self.groups * (1 + self.wide)
+        part = 2 * HALF_BYTES + scales * (1 + self.lows)
+        inputs = 0 if self.rows else self.tiles * 32 * self.block // 2
+        return self.parts * part + inputs
+
+    @property
+    def block(self) -> int:
+        """Inputs of a block."""
+        return UNITS * UNIT_BITS // self.bits
+
+    def shared_bytes(self, num_blocks: int) -> int:
+        """Bytes of a program's shared memory."""
+        slots = WARPS * self.stages * self.slot_bytes
+        columns = self.rows or self.tiles * ROWS_OF_TILE
+        sums = WARPS * self.parts * columns * OUTPUTS * 4
+        if not self.rows:
+            return max(slots, sums)
+        inputs = 2 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks * UNITS + 4 * WARPS
+        return slots + self.rows * inputs + sums
 
 
-@triton.jit
-def load_by_word(
-    parts: tl.tensor,
-    outs: tl.tensor,
-    units: tl.tensor,
-    num_out: tl.tensor,
-    IN: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> tl.tensor:
-    """Load the scales or minimums [outs, 4 × units] of the words of units; 0 beyond the matrix."""
-    UNIT: tl.constexpr = 128 // BITS
-    # Transposed, so that the thread that loads a unit loads its scale.
-    groups = outs.to(tl.int64)[None, :] * (IN // GROUP) + (units * UNIT // GROUP)[:, None]
-    groups = tl.max_contiguous(groups, [1, 1])
-    mask = (outs < num_out)[None, :] & (units < IN // UNIT)[:, None]
-    found = tl.trans(tl.load(parts + groups, mask=mask, other=0.0)).to(tl.float32)
-    repeated = tl.broadcast_to(found[:, :, None], (outs.shape[0], units.shape[0], 4))
-    return tl.reshape(repeated, (outs.shape[0], units.shape[0] * 4))
+@cache
+def _kernel(variant: Variant, name: str, device: torch.device) -> CudaKernel:
+    return CudaKernel(SOURCE, name, variant.macros(), device)
 
 
-@triton.jit
-def _multiply(
-    x: tl.tensor,
-    matrix: tl.tuple,
-    out: tl.tensor,
-    num_rows: tl.tensor,
-    num_out: tl.tensor,
-    IN: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_out: tl.constexpr,
-    block_words: tl.constexpr,
+def _variant(weight: Words, **others: Any) -> Variant:
+    is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
+    return Variant(weight.bits, weight.scales.shape[3], is_wide, has_lows, **others)
+
+
+def _arguments(weight: Words, out: Tensor) -> _Arguments:
+    lows = weight.minimums
+    return _Arguments(
+        values=weight.values.data_ptr(),
+        scales=weight.scales.data_ptr(),
+        lows=None if lows is None else lows.data_ptr(),
+        out=out.data_ptr(),
+        num_out=weight.shape[0],
+        num_in=weight.shape[1],
+        num_blocks=weight.values.shape[1],
+    )
+
+
+def _stages(weight: Words, slot_bytes: int, most: int) -> int:
+    """Return the number of blocks of each warp in flight."""
+    own = -(-weight.values.shape[1] // WARPS)
+    return max(1, min(own, most, STAGE_BYTES // (WARPS * slot_bytes)))
+
+
+def _multiply_few(
+    x: Tensor,
+    weight: Words,
+    given: _Arguments,
+    *,
+    parts: int = 1,
+    gain: Tensor | None,
+    epsilon: float,
+    bias: Tensor | None,
+    level: int,
+    heads: bool = False,
 ) -> None:
-    PLACES: tl.constexpr = 32 // BITS
-    WIDTH: tl.constexpr = IN // PLACES
-    values, scales, minimums = matrix
-    outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    rows = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
-    is_out, is_row = (outs < num_out)[:, None], (rows < num_rows)[:, None]
-    lines, tokens = outs.to(tl.int64)[:, None], x + rows.to(tl.int64)[:, None] * IN
-    sums = tl.zeros([block_out, block_rows], tl.float32)
-    for first in range(0, WIDTH, block_words):
-        places = first + tl.arange(0, block_words)
-        is_word = (places < WIDTH)[None, :]
-        mask = is_out & is_word
-        words = tl.load(values + lines * WIDTH + places[None, :], mask=mask, other=0)
-        units = first // 4 + tl.arange(0, block_words // 4)
-        scale = load_by_word(scales, outs, units, num_out, IN, BITS, GROUP)
-        minimum = scale * -ZERO
-        if HAS_MINIMUMS:
-            minimum += load_by_word(minimums, outs, units, num_out, IN, BITS, GROUP)
-        inputs = places // 4 * (4 * PLACES) + places % 4
-        for place in tl.static_range(PLACES):
-            numbers = (words >> (BITS * place)) & ((1 << BITS) - 1)
-            left = (numbers.to(tl.float32) * scale + minimum).to(x.dtype.element_ty)
-            right = tl.load(
-                tokens + (inputs + 4 * place)[None, :], mask=is_row & is_word, other=0.0
-            )
-            sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
-    targets = rows.to(tl.int64)[:, None] * num_out + outs[None, :]
-    tl.store(out + targets, tl.trans(sums), mask=is_row & tl.trans(is_out))
+    if len(x) == 0:
+        return
+    sizes = _variant(weight, parts=parts, rows=len(x))
+    stages = _stages(weight, sizes.slot_bytes, MAX_STAGES)
+    variant = _variant(
+        weight, parts=parts, rows=len(x), stages=stages, heads=heads, programs=PROGRAMS
+    )
+    given.x, given.num_rows, given.level = x.data_ptr(), len(x), level
+    given.num_out //= parts
+    given.epsilon = epsilon
+    given.gain = None if gain is None else gain.data_ptr()
+    given.bias = None if bias is None else bias.data_ptr()
+    _kernel(variant, "product", x.device).launch(
+        (weight.values.shape[0] // parts, 1),
+        32 * WARPS,
+        variant.shared_bytes(given.num_blocks),
+        given,
+        is_early=level > 0,
+    )
+
+
+def packed_product(
+    x: Tensor,
+    weight: Words,
+    out: Tensor,
+    *,
+    gain: Tensor | None = None,
+    epsilon: float = 0.0,
+    bias: Tensor | None = None,
+    adds: bool = False,
+    level: int = 0,
+) -> None:
+    """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`, for one or two
+    rows; `out` is bfloat16 or float32.
+
+    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain.
+    """
+    given = _arguments(weight, out)
+    given.adds, given.is_float = int(adds), int(out.dtype is torch.float32)
+    _multiply_few(x, weight, given, gain=gain, epsilon=epsilon, bias=bias, level=level)
+
+
+def packed_gated_product(
+    x: Tensor, weight: Words, *, gain: Tensor, epsilon: float, level: int = 0
+) -> Tensor:
+    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up, N a multiple
+    of 16, and one or two rows x, which are normalised.
+    """
+    out = x.new_empty(len(x), weight.shape[0] // 2)
+    given = _arguments(weight, out)
+    _multiply_few(x, weight, given, parts=2, gain=gain, epsilon=epsilon, bias=None, level=level)
+    return out
+
+
+def packed_heads(
+    x: Tensor,
+    weight: Words,
+    rotations: Tensor,
+    target: KVSlots,
+    *,
+    gain: Tensor,
+    epsilon: float,
+    num_heads: int,
+    bias: Tensor | None = None,
+    level: int = 0,
+) -> Tensor:
+    """Return rotated queries [T, H, D] of one or two rows x [T, K], which are normalised; store
+    keys and values, bfloat16, in their slots.
+
+    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2].
+    """
+    _, page_size, num_kv_heads, size = target.keys.shape
+    query = x.new_empty(len(x), num_heads, size)
+    given = _arguments(weight, query)
+    given.rotations = rotations.data_ptr()
+    given.keys, given.kv_values = target.keys.data_ptr(), target.values.data_ptr()
+    given.slots = target.slots.data_ptr()
+    given.by_page, given.by_offset, given.by_head = target.keys.stride()[:3]
+    given.heads, given.kv_heads = num_heads, num_kv_heads
+    given.head_size, given.page_size = size, page_size
+    _multiply_few(x, weight, given, gain=gain, epsilon=epsilon, bias=bias, level=level, heads=True)
+    return query
+
+
+def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool = False) -> None:
+    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], both contiguous, x bfloat16, `out` bfloat16 or
+    float32. `in_one_order`: many rows are multiplied by the kernel of few, too.
+    """
+    num_rows = len(x)
+    if num_rows == 0:
+        return
+    if num_rows >= MANY_ROWS and not in_one_order:
+        matrix = expanded(weight).t()
+        if out.dtype is x.dtype:
+            torch.mm(x, matrix, out=out)
+        else:  # written in the wider format without rounding in between
+            torch.mm(x, matrix, out_dtype=out.dtype, out=out)
+        return
+    tiles = min(4, 1 << (-(-num_rows // ROWS_OF_TILE) - 1).bit_length())
+    sizes = _variant(weight, rows=0, tiles=tiles)
+    stages = _stages(weight, sizes.slot_bytes, 4)
+    variant = _variant(weight, rows=0, tiles=tiles, stages=stages, programs=2)
+    given = _arguments(weight, out)
+    given.x, given.num_rows = x.data_ptr(), num_rows
+    given.is_float = int(out.dtype is torch.float32)
+    grid = (weight.values.shape[0], -(-num_rows // (tiles * ROWS_OF_TILE)))
+    shared_bytes = variant.shared_bytes(given.num_blocks)
+    _kernel(variant, "product", x.device).launch(grid, 32 * WARPS, shared_bytes, given)
+
+
+def expanded(weight: Words) -> Tensor:
+    """Return the matrix in bfloat16, each number rounded once."""
+    out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.values.device)
+    variant = _variant(weight, programs=0)
+    given = _arguments(weight, out)
+    grid = (-(-weight.values.shape[0] * given.num_blocks // WARPS), 1)
+    _kernel(variant, "expand", out.device).launch(grid, 32 * WARPS, 0, given)
+    return out
