@@ -14,7 +14,7 @@ from torch import Tensor
 from llm.batch import ForwardBatch, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import normalise_quantized
-from llm.kernels.packed import WARPS, packed_gated_product, packed_product
+from llm.kernels.packed import FEW_ROWS_WARPS, packed_gated_product, packed_product
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
@@ -93,7 +93,7 @@ class Product:
         """Return the tile sizes that a model uses."""
         if self.packed:
             block_in = UNITS * UNIT_BITS // PACKED[self.packed][0]
-            return Blocks(OUTPUTS, block_in, WARPS) if rows <= MAX_ROWS else None
+            return Blocks(OUTPUTS, block_in, FEW_ROWS_WARPS) if rows <= MAX_ROWS else None
         width = self.weight_width
         return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
 

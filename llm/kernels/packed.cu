@@ -1,10 +1,10 @@
 // Products with packed matrices on tensor cores; llm/kernels/packed.py compiles and launches them.
 //
 // Given: BITS of a number (4 or 8), GROUPS of a block (1, 2 or 4), WIDE (scales are float32, else
-// float16), LOWS (there are minimums), PARTS (matrices whose tiles one program multiplies), ROWS
-// (of x, at most 2; 0: any number), TILES of 8 rows of x that a program multiplies if ROWS is 0,
-// STAGES of the blocks in flight, HEADS (queries, keys and values are rotated and stored), and
-// PROGRAMS that should fit on a processor; 0: the function is `expand`, not `product`.
+// float16), LOWS (there are minimums). With ROWS of x (1 or 2) the function is `few_rows`, which
+// gets PARTS (2: gate and up), HEADS (queries, keys and values are rotated and stored) and STAGES
+// of each warp's blocks in flight; with TILES of 8 rows of x it is `rows`, which gets STAGES;
+// otherwise it is `expand`.
 //
 // A block of 16 outputs and 512 / BITS inputs is 1,024 bytes (see llm/kernels/words.py): lane
 // 4 g + t of a warp reads words of the outputs g and g + 8. One number of 4 bits as the lowest
@@ -14,16 +14,15 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 
-#define WARPS 8
+#define WARPS (ROWS ? 16 : 8)
 #define THREADS (32 * WARPS)
 #define UNIT (128 / BITS)
 #define BLOCK (4 * UNIT)
 #define HALF_BYTES 512
 #define SCALE_BYTES (32 * GROUPS * (WIDE ? 2 : 1))
-#define PART_BYTES (2 * HALF_BYTES + SCALE_BYTES * (1 + LOWS))
-#define INPUT_BYTES (ROWS ? 0 : TILES * 32 * BLOCK / 2)
-#define SLOT_BYTES (PARTS * PART_BYTES + INPUT_BYTES)
-#define COLUMNS (ROWS ? ROWS : 8 * TILES)
+#define BLOCK_BYTES (2 * HALF_BYTES + SCALE_BYTES * (1 + LOWS))
+#define INPUT_BYTES (TILES * 16 * BLOCK)
+#define SLOT_BYTES (BLOCK_BYTES + INPUT_BYTES)
 #define X_PADDING 32
 // What the sums of the expanded numbers have too much of, in sums of x.
 #define EXCESS (BITS == 8 ? 2304.0f : LOWS ? 128.0f : 136.0f)
@@ -41,11 +40,13 @@ struct Arguments {
     u16* kv_values;
     const long long* slots;
     long long by_page, by_offset, by_head;
-    int num_rows, num_out, num_in, num_blocks;
+    int num_rows, num_out, num_in, num_tiles, num_blocks;  // of one part
     float epsilon;
     int level;  // of the launch
     int adds, is_float;  // of the result: bfloat16 or float32
     int heads, kv_heads, head_size, page_size;
+    // Two numbers 128 in bfloat16. The compiler would make two operations of one with two constants.
+    u32 pair_of_128;
 };
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
@@ -110,131 +111,156 @@ __device__ __forceinline__ void multiply(float* sums, const u32* a, const u32* b
 }
 
 // The eight numbers of a word, each 128 more, in pairs.
-__device__ __forceinline__ void expand_word(u32* pairs, u32 word) {
+__device__ __forceinline__ void expand_word(u32* pairs, u32 word, u32 added) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = (word >> (4 * i) & 0x000f000fu) | 0x43004300u;
+    for (int i = 0; i < 4; i++)  // shifted & 0x000f000f | added
+        asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
+            : "=r"(pairs[i]) : "r"(word >> (4 * i)), "r"(added));
 }
 
 // The scales or minimums of the outputs g and g + 8, of each group of a block.
-__device__ __forceinline__ void load_scales(float2* found, const char* scales, int g) {
-#if WIDE
-    const float2* own = (const float2*)scales + g * GROUPS;
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) found[k] = own[k];
-#else
-    u32 pairs[GROUPS];
-    const char* own = scales + g * GROUPS * 4;
-#if GROUPS == 4
-    *(uint4*)pairs = *(const uint4*)own;
-#elif GROUPS == 2
-    *(uint2*)pairs = *(const uint2*)own;
-#else
-    pairs[0] = *(const u32*)own;
-#endif
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) found[k] = halves(pairs[k]);
-#endif
-}
-
-#if PROGRAMS
-struct Numbers {
-    u32 first[4], second[4];  // words of the outputs g and g + 8
-    float2 scales[GROUPS], lows[GROUPS];
+struct Scales {
+    u32 words[GROUPS * (1 + WIDE)];
 };
 
-__device__ __forceinline__ void load_numbers(Numbers& found, const char* slot, int part, int lane) {
-    const char* own = slot + part * PART_BYTES;
-    *(uint4*)found.first = *(const uint4*)(own + lane * 16);
-    *(uint4*)found.second = *(const uint4*)(own + HALF_BYTES + lane * 16);
-    load_scales(found.scales, own + 2 * HALF_BYTES, lane / 4);
-    if (LOWS) load_scales(found.lows, own + 2 * HALF_BYTES + SCALE_BYTES, lane / 4);
+__device__ __forceinline__ void load_scales(Scales& found, const char* scales, int g) {
+    const char* own = scales + g * sizeof(Scales);
+#pragma unroll
+    for (int i = 0; i < GROUPS * (1 + WIDE); i += 4) {
+        if (GROUPS * (1 + WIDE) >= 4)
+            *(uint4*)(found.words + i) = *(const uint4*)(own + i * 4);
+        else if (GROUPS * (1 + WIDE) == 2)
+            *(uint2*)found.words = *(const uint2*)own;
+        else
+            found.words[0] = *(const u32*)own;
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) product(Arguments given) {
-    extern __shared__ __align__(16) char shared[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int tile = blockIdx.x, first_row = blockIdx.y * COLUMNS;
-    const int num_blocks = given.num_blocks, own_blocks = (num_blocks - warp + WARPS - 1) / WARPS;
-    if (given.level == 2) launch_dependents();
-
-    char* slots = shared + warp * STAGES * SLOT_BYTES;
-    auto load_matrix = [&](int i) {
-        if (i < own_blocks) {
-            const u32 slot = shared_address(slots) + i % STAGES * SLOT_BYTES;
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                const long long block =
-                    (long long)(tile + part * gridDim.x) * num_blocks + warp + i * WARPS;
-                const u32 target = slot + part * PART_BYTES + lane * 16;
-                const char* values = given.values + block * (2 * HALF_BYTES) + lane * 16;
-                copy16(target, values);
-                copy16(target + HALF_BYTES, values + HALF_BYTES);
-                if (lane < SCALE_BYTES / 16) {
-                    const long long offset = block * SCALE_BYTES + lane * 16;
-                    copy16(target + 2 * HALF_BYTES, given.scales + offset);
-                    if (LOWS) copy16(target + 2 * HALF_BYTES + SCALE_BYTES, given.lows + offset);
-                }
-            }
-        }
-    };
-#if ROWS == 0
-    // Each lane copies what it multiplies with: no other one waits for it.
-    auto load_inputs = [&](int i) {
-        if (i < own_blocks) {
-            const int width = UNIT / 2;  // bytes of a lane's inputs of a unit
-            const u32 slot = shared_address(slots) + i % STAGES * SLOT_BYTES + PARTS * PART_BYTES;
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                const int row = first_row + 8 * n + g;
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int input = (warp + i * WARPS) * BLOCK + c * UNIT + t * (UNIT / 4);
-                    const bool exists = row < given.num_rows && input < given.num_in;
-                    const u16* source = given.x + (exists ? (long long)row * given.num_in + input : 0);
-                    copy_some(slot + (n * 4 + c) * 32 * width + lane * width, source, width, exists);
-                }
-            }
-        }
-    };
+__device__ __forceinline__ float2 pair_of(const Scales& scales, int group) {
+#if WIDE
+    return make_float2(__uint_as_float(scales.words[2 * group]),
+                       __uint_as_float(scales.words[2 * group + 1]));
+#else
+    return halves(scales.words[group]);
 #endif
-#pragma unroll
-    for (int i = 0; i < STAGES; i++) {
-        load_matrix(i);
-        commit();
+}
+
+#if ROWS || TILES
+struct Numbers {
+    u32 first[4], second[4];  // words of the outputs g and g + 8
+    Scales scales, lows;
+};
+
+// `slot` is the lane's address.
+__device__ __forceinline__ void load_numbers(Numbers& found, const char* slot, int lane) {
+    *(uint4*)found.first = *(const uint4*)slot;
+    *(uint4*)found.second = *(const uint4*)(slot + HALF_BYTES);
+    const char* scales = slot - lane * 16 + 2 * HALF_BYTES;
+    load_scales(found.scales, scales, lane / 4);
+    if (LOWS) load_scales(found.lows, scales + SCALE_BYTES, lane / 4);
+}
+
+// A lane's place in the blocks of a matrix.
+struct Source {
+    const char *values, *scales, *lows;
+    int lane;
+
+    __device__ __forceinline__ Source(const Arguments& given, long long block, int lane)
+        : values(given.values + block * (2 * HALF_BYTES) + lane * 16),
+          scales(given.scales + block * SCALE_BYTES + lane * 16),
+          lows(given.lows + block * SCALE_BYTES + lane * 16),
+          lane(lane) {}
+
+    __device__ __forceinline__ void skip(long long blocks) {
+        values += blocks * (2 * HALF_BYTES);
+        scales += blocks * SCALE_BYTES;
+        if (LOWS) lows += blocks * SCALE_BYTES;
     }
 
+    // Copy a block; `slot` is the lane's address.
+    __device__ __forceinline__ void copy(u32 slot) const {
+        copy16(slot, values);
+        copy16(slot + HALF_BYTES, values + HALF_BYTES);
+        if (lane < SCALE_BYTES / 16) {
+            copy16(slot + 2 * HALF_BYTES, scales);
+            if (LOWS) copy16(slot + 2 * HALF_BYTES + SCALE_BYTES, lows);
+        }
+    }
+};
+
+__device__ __forceinline__ void store(const Arguments& given, long long place, float y) {
+    if (given.is_float) {
+        float* target = (float*)given.out + place;
+        *target = given.adds ? *target + y : y;
+    } else {
+        u16* target = (u16*)given.out + place;
+        *target = (u16)narrow(given.adds ? wide(*target) + y : y, 0.0f);
+    }
+}
+
+#endif
+
 #if ROWS
-    // x, normalised but for the root, and its sums by unit.
+// A program has the same share of the tiles of outputs as the others, and its warps have equal
+// shares of all their blocks, one after another in memory. They copy them before x is there.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments given) {
+    extern __shared__ __align__(16) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int num_blocks = given.num_blocks;
+    if (given.level == 2) launch_dependents();
+
+    const int first_tile = (int)((long long)blockIdx.x * given.num_tiles / gridDim.x);
+    const int own_tiles =
+        (int)((long long)(blockIdx.x + 1) * given.num_tiles / gridDim.x) - first_tile;
+    const int part_blocks = own_tiles * num_blocks, all_blocks = PARTS * part_blocks;
+    const int start = warp * all_blocks / WARPS, stop = (warp + 1) * all_blocks / WARPS;
+
+    const char* slots = shared + warp * STAGES * SLOT_BYTES + lane * 16;
+    const u32 first_slot = shared_address(slots);
+    Source source(given, (long long)first_tile * num_blocks + start, lane);
+    const long long next_part = (long long)given.num_tiles * num_blocks - part_blocks;
+    if (PARTS == 2 && start >= part_blocks) source.skip(next_part);
+    auto load = [&](int i, u32 slot) {
+        if (i < stop) {
+            if (PARTS == 2 && i == part_blocks && i > start) source.skip(next_part);
+            source.copy(slot);
+            source.skip(1);
+        }
+        commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) load(start + stage, first_slot + stage * SLOT_BYTES);
+
+    // x, normalised but for the root, and what each unit has too much.
     const int stride = num_blocks * BLOCK + X_PADDING, num_units = num_blocks * 4;
+    const int num_chunks = num_blocks * (BLOCK / 8);
     u16* inputs = (u16*)(shared + WARPS * STAGES * SLOT_BYTES);
     float* unit_sums = (float*)(inputs + ROWS * stride);
     float* squares = unit_sums + ROWS * num_units;
-    const int num_chunks = num_blocks * (BLOCK / 8);
-    uint4 gains[2];
-    if (given.gain) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int chunk = threadIdx.x + i * THREADS;
-            if (chunk * 8 < given.num_in) gains[i] = ((const uint4*)given.gain)[chunk];
-        }
-    }
+    float* partial = squares + ROWS * WARPS;
+    uint4 first_gain = make_uint4(0, 0, 0, 0);
+    if (given.gain && threadIdx.x * 8 < given.num_in)
+        first_gain = ((const uint4*)given.gain)[threadIdx.x];
     if (given.level > 0) wait_for_predecessor();
     if (given.level == 1) launch_dependents();
 #pragma unroll
     for (int n = 0; n < ROWS; n++) {
         float square = 0;
-        auto load_chunk = [&](int chunk, const uint4* gain) {
-            uint4 x = make_uint4(0, 0, 0, 0);
-            if (chunk * 8 < given.num_in)
+        for (int i = 0; i * THREADS < num_chunks; i++) {
+            const int chunk = threadIdx.x + i * THREADS;
+            uint4 x = make_uint4(0, 0, 0, 0), gain = first_gain;
+            if (chunk * 8 < given.num_in) {
                 x = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk];
+                if (given.gain && i > 0) gain = ((const uint4*)given.gain)[chunk];
+            }
             u32* pairs = (u32*)&x;
             float sum = 0;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 float first = low(pairs[k]), second = high(pairs[k]);
-                if (gain) {
+                if (given.gain) {
                     square += first * first + second * second;
-                    const u32 pair = ((const u32*)gain)[k];
+                    const u32 pair = ((const u32*)&gain)[k];
                     pairs[k] = narrow(first * low(pair), second * high(pair));
                     first = low(pairs[k]);
                     second = high(pairs[k]);
@@ -246,184 +272,117 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) product(Argument
                 sum += __shfl_xor_sync(0xffffffffu, sum, step);
             if (chunk < num_chunks) {
                 ((uint4*)(inputs + n * stride))[chunk] = x;
-                if (chunk % (UNIT / 8) == 0) unit_sums[n * num_units + chunk / (UNIT / 8)] = sum;
+                if (chunk % (UNIT / 8) == 0) unit_sums[n * num_units + chunk / (UNIT / 8)] = -EXCESS * sum;
             }
-        };
+        }
         if (given.gain) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) load_chunk(threadIdx.x + i * THREADS, &gains[i]);
-            for (int i = 2; i * THREADS < num_chunks; i++) {
-                const int chunk = threadIdx.x + i * THREADS;
-                uint4 gain = make_uint4(0, 0, 0, 0);
-                if (chunk * 8 < given.num_in) gain = ((const uint4*)given.gain)[chunk];
-                load_chunk(chunk, &gain);
-            }
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 square += __shfl_xor_sync(0xffffffffu, square, step);
             if (lane == 0) squares[n * WARPS + warp] = square;
-        } else {
-            for (int i = 0; i * THREADS < num_chunks; i++)
-                load_chunk(threadIdx.x + i * THREADS, nullptr);
         }
     }
     __syncthreads();
-#else
-    if (given.level > 0) wait_for_predecessor();
-    if (given.level == 1) launch_dependents();
-#pragma unroll
-    for (int i = 0; i < STAGES; i++) {
-        load_inputs(i);
-        commit();
-    }
-    const u32 ones[2] = {0x3f803f80u, 0x3f803f80u};
-#endif
 
-    const int tiles_of_x = ROWS ? 1 : TILES;
-    float totals[PARTS][ROWS ? 1 : TILES][4] = {};
-    for (int i = 0; i < own_blocks; i++) {
+    const u32 added = given.pair_of_128;
+    const u16* own_inputs = inputs + g * stride + t * (UNIT / 4);
+    u32 x[2][4] = {};  // those of other lanes stay 0
+    float totals[4] = {0, 0, 0, 0};
+    int tile = start / num_blocks, block = start % num_blocks, stage = 0;
+    for (int i = start; i < stop; i++) {
         wait_copies<STAGES - 1>();
         __syncwarp();
-        const char* slot = slots + i % STAGES * SLOT_BYTES;
-        Numbers numbers[PARTS];
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) load_numbers(numbers[part], slot, part, lane);
-#if ROWS
-        const int block = warp + i * WARPS;
-        float sums_of_x[ROWS][4];
+        const char* slot = slots + stage * SLOT_BYTES;
+        Numbers numbers;
+        load_numbers(numbers, slot, lane);
+        float excess[ROWS][4];
 #pragma unroll
         for (int n = 0; n < ROWS; n++)
-            *(float4*)sums_of_x[n] = *(const float4*)(unit_sums + n * num_units + block * 4);
-#endif
+            *(float4*)excess[n] = *(const float4*)(unit_sums + n * num_units + block * 4);
 #pragma unroll
-        for (int n = 0; n < tiles_of_x; n++) {
+        for (int group = 0; group < GROUPS; group++) {
+            const int begin = group * (4 / GROUPS), end = begin + 4 / GROUPS;
+            float sums[BITS / 4][4] = {}, over[ROWS];
 #pragma unroll
-            for (int group = 0; group < GROUPS; group++) {
-                float sums[PARTS][BITS / 4][4];
-                float ofx[4] = {0, 0, 0, 0};
-#if ROWS
+            for (int n = 0; n < ROWS; n++) {
+                over[n] = excess[n][begin];
 #pragma unroll
-                for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
-                    ofx[0] += sums_of_x[0][c];
-                    if (ROWS == 2) ofx[1] += sums_of_x[ROWS - 1][c];
-                }
-                ofx[2] = ofx[0];
-                ofx[3] = ofx[1];
-#endif
+                for (int c = begin + 1; c < end; c++) over[n] += excess[n][c];
+            }
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        // Taken off before the products are added, which loses less.
-                        sums[part][0][k] = ROWS ? ofx[k] * (BITS == 4 ? -EXCESS : -128.0f) : 0.0f;
-                        if (BITS == 8) sums[part][BITS / 4 - 1][k] = ROWS ? ofx[k] * -136.0f : 0.0f;
-                    }
-                }
-#pragma unroll
-                for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
-                    u32 x[4] = {0, 0, 0, 0};
-#if ROWS
-                    if (g < ROWS) {
-                        const u16* own = inputs + g * stride + block * BLOCK + c * UNIT + t * (UNIT / 4);
-                        if (BITS == 4)
-                            *(uint4*)x = *(const uint4*)own;
-                        else
-                            *(uint2*)x = *(const uint2*)own;
-                    }
-#else
-                    const int width = UNIT / 2;
-                    const char* own =
-                        slot + PARTS * PART_BYTES + (n * 4 + c) * 32 * width + lane * width;
+            for (int c = begin; c < end; c++) {
+                u32* own = x[c % 2];
+                if (g < ROWS) {
                     if (BITS == 4)
-                        *(uint4*)x = *(const uint4*)own;
+                        *(uint4*)own = *(const uint4*)(own_inputs + block * BLOCK + c * UNIT);
                     else
-                        *(uint2*)x = *(const uint2*)own;
-                    multiply(ofx, ones, ones, x[0], x[1]);
-                    if (BITS == 4) multiply(ofx, ones, ones, x[2], x[3]);
-#endif
-#pragma unroll
-                    for (int part = 0; part < PARTS; part++) {
-                        u32 first[4], second[4];
-                        expand_word(first, numbers[part].first[c]);
-                        expand_word(second, numbers[part].second[c]);
-                        multiply(sums[part][0], first, second, x[0], x[1]);
-                        if (BITS == 4)
-                            multiply(sums[part][0], first + 2, second + 2, x[2], x[3]);
-                        else
-                            multiply(sums[part][BITS / 4 - 1], first + 2, second + 2, x[0], x[1]);
-                    }
+                        *(uint2*)own = *(const uint2*)(own_inputs + block * BLOCK + c * UNIT);
                 }
+                u32 first[4], second[4];
+                expand_word(first, numbers.first[c], added);
+                expand_word(second, numbers.second[c], added);
+                multiply(sums[0], first, second, own[0], own[1]);
+                if (BITS == 4)
+                    multiply(sums[0], first + 2, second + 2, own[2], own[3]);
+                else
+                    multiply(sums[BITS / 4 - 1], first + 2, second + 2, own[0], own[1]);
+            }
+            const float2 scale = pair_of(numbers.scales, group), least = pair_of(numbers.lows, group);
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    const float2 scale = numbers[part].scales[group];
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        if (ROWS == 1 && k % 2) continue;
-                        const float own = k < 2 ? scale.x : scale.y;
-                        float sum = sums[part][0][k];
-                        if (BITS == 8) sum += 16.0f * sums[part][BITS / 4 - 1][k];
-                        if (ROWS == 0) sum -= EXCESS * ofx[k];
-                        totals[part][n][k] += own * sum;
-                        if (LOWS) {
-                            const float2 lows = numbers[part].lows[group];
-                            totals[part][n][k] += (k < 2 ? lows.x : lows.y) * ofx[k];
-                        }
-                    }
-                }
+            for (int k = 0; k < 4; k++) {
+                if (ROWS == 1 && k % 2) continue;
+                float sum = sums[0][k];
+                if (BITS == 8) sum += 16.0f * sums[BITS / 4 - 1][k];
+                totals[k] += (k < 2 ? scale.x : scale.y) * (sum + over[k % ROWS]);
+                if (LOWS) totals[k] += (k < 2 ? least.x : least.y) * (over[k % ROWS] / -EXCESS);
             }
         }
         __syncwarp();
-        load_matrix(i + STAGES);
-#if ROWS == 0
-        load_inputs(i + STAGES);
-#endif
-        commit();
+        load(i + STAGES, first_slot + stage * SLOT_BYTES);
+        if (++stage == STAGES) stage = 0;
+        if (++block == num_blocks || i + 1 == stop) {
+            if (t == 0) {
+#pragma unroll
+                for (int n = 0; n < ROWS; n++) {
+                    float* target = partial + ((tile * WARPS + warp) * ROWS + n) * 16 + g;
+                    target[0] = totals[n];
+                    target[8] = totals[2 + n];
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) totals[k] = 0;
+            block = 0;
+            tile++;
+        }
     }
+    __syncthreads();
 
     // The sums of all warps, in their order.
-#if ROWS
-    float* partial = squares + ROWS * WARPS;
-#else
-    float* partial = (float*)shared;
-    wait_copies<0>();
-    __syncthreads();
-#endif
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-        for (int n = 0; n < tiles_of_x; n++)
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int column = n * 8 + 2 * t + k % 2, row = g + k / 2 * 8;
-                if (column < COLUMNS)
-                    partial[((warp * PARTS + part) * COLUMNS + column) * 16 + row] = totals[part][n][k];
-            }
-    __syncthreads();
-    for (int item = threadIdx.x; item < 16 * COLUMNS; item += THREADS) {
-        const int column = item / 16, row = first_row + column, output = tile * 16 + item % 16;
+    for (int item = threadIdx.x; item < own_tiles * ROWS * 16; item += THREADS) {
+        const int own_tile = item / (ROWS * 16), row = item / 16 % ROWS;
+        const int output = (first_tile + own_tile) * 16 + item % 16;
         float products[PARTS];
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
+            const int number = part * own_tiles + own_tile, begin = number * num_blocks;
+            const int last = ((begin + num_blocks) * WARPS - 1) / all_blocks;
             products[part] = 0;
-#pragma unroll
-            for (int other = 0; other < WARPS; other++)
-                products[part] += partial[(other * PARTS + part) * 16 * COLUMNS + item];
+            for (int other = ((begin + 1) * WARPS - 1) / all_blocks; other <= last; other++)
+                if (other * all_blocks / WARPS < (other + 1) * all_blocks / WARPS)
+                    products[part] += partial[((number * WARPS + other) * ROWS + row) * 16 + item % 16];
         }
-#if ROWS
         if (given.gain) {
             float square = 0;
 #pragma unroll
-            for (int other = 0; other < WARPS; other++) square += squares[column * WARPS + other];
+            for (int other = 0; other < WARPS; other++) square += squares[row * WARPS + other];
             const float root = rsqrtf(square + given.epsilon);
 #pragma unroll
             for (int part = 0; part < PARTS; part++) products[part] *= root;
         }
-#endif
-        const bool exists = output < given.num_out && row < given.num_rows;
+        const bool exists = output < given.num_out;
         float y = products[0];
         if (PARTS == 2) y = y / (1.0f + __expf(-y)) * products[PARTS - 1];
         if (given.bias && exists) y += wide(given.bias[output]);
-        const long long place = (long long)row * given.num_out + output;
 #if HEADS
         y = wide((u16)narrow(y, 0.0f));
         const float neighbour = __shfl_xor_sync(__activemask(), y, 1);
@@ -445,15 +404,112 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) product(Argument
                    slot % given.page_size * given.by_offset + dim] = result;
         }
 #else
-        if (!exists) continue;
-        if (given.is_float) {
-            float* target = (float*)given.out + place;
-            *target = given.adds ? *target + y : y;
-        } else {
-            u16* target = (u16*)given.out + place;
-            *target = (u16)narrow(given.adds ? wide(*target) + y : y, 0.0f);
-        }
+        if (exists) store(given, (long long)row * given.num_out + output, y);
 #endif
+    }
+}
+
+#elif TILES
+// Warps have the blocks of one tile of outputs in turn. Each lane copies what it multiplies with of
+// x, too, so that no other one waits for it.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
+    extern __shared__ __align__(16) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int tile = blockIdx.x, first_row = blockIdx.y * TILES * 8;
+    const int own_blocks = (given.num_blocks - warp + WARPS - 1) / WARPS;
+    const int width = UNIT / 2;  // bytes of a lane's inputs of a unit
+    char* slots = shared + warp * STAGES * SLOT_BYTES;
+    auto load = [&](int i) {
+        if (i < own_blocks) {
+            const u32 slot = shared_address(slots) + i % STAGES * SLOT_BYTES;
+            const int block = warp + i * WARPS;
+            Source(given, (long long)tile * given.num_blocks + block, lane).copy(slot + lane * 16);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                const int row = first_row + 8 * n + g;
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const int input = block * BLOCK + c * UNIT + t * (UNIT / 4);
+                    const bool exists = row < given.num_rows && input < given.num_in;
+                    const u16* source = given.x + (exists ? (long long)row * given.num_in + input : 0);
+                    const u32 target = slot + BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
+                    copy_some(target, source, width, exists);
+                }
+            }
+        }
+        commit();
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) load(i);
+
+    const u32 ones[2] = {0x3f803f80u, 0x3f803f80u}, added = given.pair_of_128;
+    float totals[TILES][4] = {};
+    for (int i = 0; i < own_blocks; i++) {
+        wait_copies<STAGES - 1>();
+        __syncwarp();
+        const char* slot = slots + i % STAGES * SLOT_BYTES;
+        Numbers numbers;
+        load_numbers(numbers, slot + lane * 16, lane);
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            float sums[TILES][BITS / 4][4] = {}, ofx[TILES][4] = {};
+#pragma unroll
+            for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
+                u32 first[4], second[4];
+                expand_word(first, numbers.first[c], added);
+                expand_word(second, numbers.second[c], added);
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    u32 x[4] = {0, 0, 0, 0};
+                    const char* own = slot + BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
+                    if (BITS == 4)
+                        *(uint4*)x = *(const uint4*)own;
+                    else
+                        *(uint2*)x = *(const uint2*)own;
+                    multiply(ofx[n], ones, ones, x[0], x[1]);
+                    multiply(sums[n][0], first, second, x[0], x[1]);
+                    if (BITS == 4) {
+                        multiply(ofx[n], ones, ones, x[2], x[3]);
+                        multiply(sums[n][0], first + 2, second + 2, x[2], x[3]);
+                    } else {
+                        multiply(sums[n][BITS / 4 - 1], first + 2, second + 2, x[0], x[1]);
+                    }
+                }
+            }
+            const float2 scale = pair_of(numbers.scales, group), least = pair_of(numbers.lows, group);
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    float sum = sums[n][0][k];
+                    if (BITS == 8) sum += 16.0f * sums[n][BITS / 4 - 1][k];
+                    totals[n][k] += (k < 2 ? scale.x : scale.y) * (sum - EXCESS * ofx[n][k]);
+                    if (LOWS) totals[n][k] += (k < 2 ? least.x : least.y) * ofx[n][k];
+                }
+        }
+        __syncwarp();
+        load(i + STAGES);
+    }
+    wait_copies<0>();
+    __syncthreads();
+
+    // The sums of all warps, in their order.
+    float* partial = (float*)shared;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int column = n * 8 + 2 * t + k % 2, row = g + k / 2 * 8;
+            partial[(warp * TILES * 8 + column) * 16 + row] = totals[n][k];
+        }
+    __syncthreads();
+    for (int item = threadIdx.x; item < 16 * 8 * TILES; item += THREADS) {
+        const int row = first_row + item / 16, output = tile * 16 + item % 16;
+        float y = 0;
+#pragma unroll
+        for (int other = 0; other < WARPS; other++) y += partial[other * 128 * TILES + item];
+        if (output < given.num_out && row < given.num_rows)
+            store(given, (long long)row * given.num_out + output, y);
     }
 }
 
@@ -464,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand(Arguments given) {
     const long long block = (long long)blockIdx.x * WARPS + threadIdx.x / 32;
     const int num_blocks = given.num_blocks;
     if (block >= (long long)((given.num_out + 15) / 16) * num_blocks) return;
-    float2 scales[GROUPS], lows[GROUPS];
+    Scales scales, lows;
     load_scales(scales, given.scales + block * SCALE_BYTES, g);
     if (LOWS) load_scales(lows, given.lows + block * SCALE_BYTES, g);
 #pragma unroll
@@ -477,12 +533,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand(Arguments given) {
         for (int c = 0; c < 4; c++) {
             const int input = (int)(block % num_blocks) * BLOCK + c * UNIT + t * (UNIT / 4);
             if (input >= given.num_in) continue;
-            const float2 pair = scales[c / (4 / GROUPS)];
+            const float2 pair = pair_of(scales, c / (4 / GROUPS)), lowest = pair_of(lows, c / (4 / GROUPS));
             const float scale = half ? pair.y : pair.x;
-            float lowest = 0;
-            if (LOWS) lowest = half ? lows[c / (4 / GROUPS)].y : lows[c / (4 / GROUPS)].x;
+            const float least = !LOWS ? 0.0f : half ? lowest.y : lowest.x;
             u32 pairs[4];
-            expand_word(pairs, words[c]);
+            expand_word(pairs, words[c], given.pair_of_128);
             u32 result[4];
 #pragma unroll
             for (int k = 0; k < UNIT / 8; k++) {
@@ -493,8 +548,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand(Arguments given) {
                 }
                 const float zero = BITS == 8 ? 128.0f : LOWS ? 0.0f : 8.0f;
                 // As on a CPU: two roundings where there are minimums.
-                result[k] = narrow(__fadd_rn(__fmul_rn(first - zero, scale), lowest),
-                                   __fadd_rn(__fmul_rn(second - zero, scale), lowest));
+                result[k] = narrow(__fadd_rn(__fmul_rn(first - zero, scale), least),
+                                   __fadd_rn(__fmul_rn(second - zero, scale), least));
             }
             u16* target = (u16*)given.out + (long long)output * given.num_in + input;
             if (BITS == 4)

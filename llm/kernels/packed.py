@@ -12,7 +12,7 @@ rounded once.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -26,12 +26,12 @@ from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 SOURCE = "packed.cu"
 MANY_ROWS = 65  # from here on BLAS multiplies
 ROWS_OF_TILE = 8
-WARPS = 8
+FEW_ROWS_WARPS = 16
 HALF_BYTES = 512  # of a block
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
-MAX_STAGES = 8
-PROGRAMS = 3  # on a processor
+MAX_TILES = 8  # of outputs, of a program for few rows
 X_PADDING = 32
+PAIR_OF_128 = 0x43004300  # bfloat16
 
 
 class _Arguments(ctypes.Structure):
@@ -44,10 +44,12 @@ class _Arguments(ctypes.Structure):
         ),
         *((name, ctypes.c_void_p) for name in ("keys", "kv_values", "slots")),
         *((name, ctypes.c_longlong) for name in ("by_page", "by_offset", "by_head")),
-        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "num_blocks")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in")),
+        *((name, ctypes.c_int) for name in ("num_tiles", "num_blocks")),
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("level", "adds", "is_float")),
         *((name, ctypes.c_int) for name in ("heads", "kv_heads", "head_size", "page_size")),
+        ("pair_of_128", ctypes.c_uint),
     )
 
 
@@ -60,43 +62,54 @@ class Variant:
     wide: bool
     lows: bool
     parts: int = 1
-    rows: int = 1
-    tiles: int = 1
+    rows: int = 0
+    tiles: int = 0
     stages: int = 1
     heads: bool = False
-    programs: int = 3
 
     def macros(self) -> dict[str, int]:
         """Return the macros by their names in the source."""
         return {field.name.upper(): int(getattr(self, field.name)) for field in fields(self)}
 
     @property
+    def function(self) -> str:
+        """Name in the source."""
+        return "few_rows" if self.rows else "rows" if self.tiles else "expand"
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program."""
+        return FEW_ROWS_WARPS if self.rows else 8
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of a block of each part, and of the rows' inputs, in shared memory."""
+        """Bytes of a block, and of the inputs of many rows, in shared memory."""
         scales = 2 * OUTPUTS * self.groups * (1 + self.wide)
-        part = 2 * HALF_BYTES + scales * (1 + self.lows)
-        inputs = 0 if self.rows else self.tiles * 32 * self.block // 2
-        return self.parts * part + inputs
+        return 2 * HALF_BYTES + scales * (1 + self.lows) + self.tiles * OUTPUTS * self.block
 
     @property
     def block(self) -> int:
         """Inputs of a block."""
         return UNITS * UNIT_BITS // self.bits
 
-    def shared_bytes(self, num_blocks: int) -> int:
-        """Bytes of a program's shared memory."""
-        slots = WARPS * self.stages * self.slot_bytes
-        columns = self.rows or self.tiles * ROWS_OF_TILE
-        sums = WARPS * self.parts * columns * OUTPUTS * 4
+    def shared_bytes(self, num_blocks: int, num_tiles: int = 1) -> int:
+        """Bytes of a program's shared memory, with so many tiles of outputs of all parts."""
+        slots = self.num_warps * self.stages * self.slot_bytes
         if not self.rows:
-            return max(slots, sums)
-        inputs = 2 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks * UNITS + 4 * WARPS
-        return slots + self.rows * inputs + sums
+            return max(slots, self.num_warps * self.tiles * ROWS_OF_TILE * OUTPUTS * 4)
+        inputs = 2 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks * UNITS
+        sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
+        return slots + self.rows * (inputs + sums)
 
 
 @cache
-def _kernel(variant: Variant, name: str, device: torch.device) -> CudaKernel:
-    return CudaKernel(SOURCE, name, variant.macros(), device)
+def _kernel(variant: Variant, device: torch.device) -> CudaKernel:
+    return CudaKernel(SOURCE, variant.function, variant.macros(), device)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _variant(weight: Words, **others: Any) -> Variant:
@@ -113,14 +126,10 @@ def _arguments(weight: Words, out: Tensor) -> _Arguments:
         out=out.data_ptr(),
         num_out=weight.shape[0],
         num_in=weight.shape[1],
+        num_tiles=weight.values.shape[0],
         num_blocks=weight.values.shape[1],
+        pair_of_128=PAIR_OF_128,
     )
-
-
-def _stages(weight: Words, slot_bytes: int, most: int) -> int:
-    """Return the number of blocks of each warp in flight."""
-    own = -(-weight.values.shape[1] // WARPS)
-    return max(1, min(own, most, STAGE_BYTES // (WARPS * slot_bytes)))
 
 
 def _multiply_few(
@@ -137,22 +146,23 @@ def _multiply_few(
 ) -> None:
     if len(x) == 0:
         return
-    sizes = _variant(weight, parts=parts, rows=len(x))
-    stages = _stages(weight, sizes.slot_bytes, MAX_STAGES)
-    variant = _variant(
-        weight, parts=parts, rows=len(x), stages=stages, heads=heads, programs=PROGRAMS
-    )
     given.x, given.num_rows, given.level = x.data_ptr(), len(x), level
     given.num_out //= parts
+    given.num_tiles //= parts
     given.epsilon = epsilon
     given.gain = None if gain is None else gain.data_ptr()
     given.bias = None if bias is None else bias.data_ptr()
-    _kernel(variant, "product", x.device).launch(
-        (weight.values.shape[0] // parts, 1),
-        32 * WARPS,
-        variant.shared_bytes(given.num_blocks),
-        given,
-        is_early=level > 0,
+    programs = max(
+        min(given.num_tiles, _processors(x.device)), -(-given.num_tiles * parts // MAX_TILES)
+    )
+    tiles = -(-given.num_tiles // programs) * parts
+    sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
+    blocks = -(-tiles * given.num_blocks // sizes.num_warps)
+    stages = min(blocks, STAGE_BYTES // (sizes.num_warps * sizes.slot_bytes))
+    variant = replace(sizes, stages=stages)
+    shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
+    _kernel(variant, x.device).launch(
+        (programs, 1), 32 * variant.num_warps, shared_bytes, given, is_early=level > 0
     )
 
 
@@ -234,22 +244,23 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
             torch.mm(x, matrix, out_dtype=out.dtype, out=out)
         return
     tiles = min(4, 1 << (-(-num_rows // ROWS_OF_TILE) - 1).bit_length())
-    sizes = _variant(weight, rows=0, tiles=tiles)
-    stages = _stages(weight, sizes.slot_bytes, 4)
-    variant = _variant(weight, rows=0, tiles=tiles, stages=stages, programs=2)
+    sizes = _variant(weight, tiles=tiles)
     given = _arguments(weight, out)
     given.x, given.num_rows = x.data_ptr(), num_rows
     given.is_float = int(out.dtype is torch.float32)
-    grid = (weight.values.shape[0], -(-num_rows // (tiles * ROWS_OF_TILE)))
+    blocks = -(-given.num_blocks // sizes.num_warps)
+    stages = max(1, min(blocks, 4, STAGE_BYTES // (sizes.num_warps * sizes.slot_bytes)))
+    variant = replace(sizes, stages=stages)
+    grid = (given.num_tiles, -(-num_rows // (tiles * ROWS_OF_TILE)))
     shared_bytes = variant.shared_bytes(given.num_blocks)
-    _kernel(variant, "product", x.device).launch(grid, 32 * WARPS, shared_bytes, given)
+    _kernel(variant, x.device).launch(grid, 32 * variant.num_warps, shared_bytes, given)
 
 
 def expanded(weight: Words) -> Tensor:
     """Return the matrix in bfloat16, each number rounded once."""
     out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.values.device)
-    variant = _variant(weight, programs=0)
+    variant = _variant(weight)
     given = _arguments(weight, out)
-    grid = (-(-weight.values.shape[0] * given.num_blocks // WARPS), 1)
-    _kernel(variant, "expand", out.device).launch(grid, 32 * WARPS, 0, given)
+    grid = (-(-given.num_tiles * given.num_blocks // variant.num_warps), 1)
+    _kernel(variant, out.device).launch(grid, 32 * variant.num_warps, 0, given)
     return out
