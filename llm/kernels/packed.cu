@@ -3,8 +3,8 @@
 // Given: BITS of a number (4 or 8), GROUPS of a block (1, 2 or 4), WIDE (scales are float32, else
 // float16), LOWS (there are minimums). With ROWS of x (1 or 2) the function is `few_rows`, which
 // gets PARTS (2: gate and up), HEADS (queries, keys and values are rotated and stored) and STAGES
-// of each warp's blocks in flight; with TILES of 8 rows of x it is `rows`, which gets STAGES;
-// otherwise it is `expand`.
+// of each warp's blocks in flight; with TILES of 8 rows of x it is `rows`, which gets OUTS, tiles
+// of outputs of a program, and STAGES; otherwise it is `expand`.
 //
 // A block of 16 outputs and 512 / BITS inputs is 1,024 bytes (see llm/kernels/words.py): lane
 // 4 g + t of a warp reads words of the outputs g and g + 8. One number of 4 bits as the lowest
@@ -22,7 +22,7 @@ typedef unsigned short u16;
 #define SCALE_BYTES (32 * GROUPS * (WIDE ? 2 : 1))
 #define BLOCK_BYTES (2 * HALF_BYTES + SCALE_BYTES * (1 + LOWS))
 #define INPUT_BYTES (TILES * 16 * BLOCK)
-#define SLOT_BYTES (BLOCK_BYTES + INPUT_BYTES)
+#define SLOT_BYTES (OUTS * BLOCK_BYTES + INPUT_BYTES)
 #define X_PADDING 32
 // What the sums of the expanded numbers have too much of, in sums of x.
 #define EXCESS (BITS == 8 ? 2304.0f : LOWS ? 128.0f : 136.0f)
@@ -410,12 +410,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
 }
 
 #elif TILES
-// Warps have the blocks of one tile of outputs in turn. Each lane copies what it multiplies with of
-// x, too, so that no other one waits for it.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
+// The numbers less their zero, exact in bfloat16; of 8 bits, pairs of lower halves and of upper
+// halves less 8.
+__device__ __forceinline__ void expand_centred(u32* pairs, u32 word, u32 added) {
+    expand_word(pairs, word, added);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const bool is_low = BITS == 4 ? LOWS : i < 2;
+        asm("fma.rn.bf16x2 %0, %0, %1, %2;"
+            : "+r"(pairs[i]) : "r"(0x3f803f80u), "r"(is_low ? 0xc300c300u : 0xc308c308u));
+    }
+}
+
+// A program has OUTS tiles of outputs, and its warps their blocks in turn. Each lane copies what it
+// multiplies with of x, too, so that no other one waits for it.
+extern "C" __global__ void __launch_bounds__(THREADS, OUTS == 1 ? 2 : 1) rows(Arguments given) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int tile = blockIdx.x, first_row = blockIdx.y * TILES * 8;
+    const int first_tile = blockIdx.x * OUTS, first_row = blockIdx.y * TILES * 8;
     const int own_blocks = (given.num_blocks - warp + WARPS - 1) / WARPS;
     const int width = UNIT / 2;  // bytes of a lane's inputs of a unit
     char* slots = shared + warp * STAGES * SLOT_BYTES;
@@ -423,7 +435,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
         if (i < own_blocks) {
             const u32 slot = shared_address(slots) + i % STAGES * SLOT_BYTES;
             const int block = warp + i * WARPS;
-            Source(given, (long long)tile * given.num_blocks + block, lane).copy(slot + lane * 16);
+#pragma unroll
+            for (int out = 0; out < OUTS; out++)
+                if (first_tile + out < given.num_tiles) {
+                    const long long tile = first_tile + out;
+                    Source source(given, tile * given.num_blocks + block, lane);
+                    source.copy(slot + out * BLOCK_BYTES + lane * 16);
+                }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
                 const int row = first_row + 8 * n + g;
@@ -432,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
                     const int input = block * BLOCK + c * UNIT + t * (UNIT / 4);
                     const bool exists = row < given.num_rows && input < given.num_in;
                     const u16* source = given.x + (exists ? (long long)row * given.num_in + input : 0);
-                    const u32 target = slot + BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
+                    const u32 target = slot + OUTS * BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
                     copy_some(target, source, width, exists);
                 }
             }
@@ -443,49 +461,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
     for (int i = 0; i < STAGES; i++) load(i);
 
     const u32 ones[2] = {0x3f803f80u, 0x3f803f80u}, added = given.pair_of_128;
-    float totals[TILES][4] = {};
+    float totals[OUTS][TILES][4] = {};
     for (int i = 0; i < own_blocks; i++) {
         wait_copies<STAGES - 1>();
         __syncwarp();
         const char* slot = slots + i % STAGES * SLOT_BYTES;
-        Numbers numbers;
-        load_numbers(numbers, slot + lane * 16, lane);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            float sums[TILES][BITS / 4][4] = {}, ofx[TILES][4] = {};
+        for (int out = 0; out < OUTS; out++) {
+            Numbers numbers;
+            load_numbers(numbers, slot + out * BLOCK_BYTES + lane * 16, lane);
 #pragma unroll
-            for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
-                u32 first[4], second[4];
-                expand_word(first, numbers.first[c], added);
-                expand_word(second, numbers.second[c], added);
+            for (int group = 0; group < GROUPS; group++) {
+                float sums[TILES][BITS / 4][4] = {}, of_x[TILES][4] = {};
 #pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    u32 x[4] = {0, 0, 0, 0};
-                    const char* own = slot + BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
-                    if (BITS == 4)
-                        *(uint4*)x = *(const uint4*)own;
-                    else
-                        *(uint2*)x = *(const uint2*)own;
-                    multiply(ofx[n], ones, ones, x[0], x[1]);
-                    multiply(sums[n][0], first, second, x[0], x[1]);
-                    if (BITS == 4) {
-                        multiply(ofx[n], ones, ones, x[2], x[3]);
-                        multiply(sums[n][0], first + 2, second + 2, x[2], x[3]);
-                    } else {
-                        multiply(sums[n][BITS / 4 - 1], first + 2, second + 2, x[0], x[1]);
+                for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
+                    u32 first[4], second[4];
+                    expand_centred(first, numbers.first[c], added);
+                    expand_centred(second, numbers.second[c], added);
+#pragma unroll
+                    for (int n = 0; n < TILES; n++) {
+                        u32 x[4] = {0, 0, 0, 0};
+                        const char* own =
+                            slot + OUTS * BLOCK_BYTES + ((n * 4 + c) * 32 + lane) * width;
+                        if (BITS == 4)
+                            *(uint4*)x = *(const uint4*)own;
+                        else
+                            *(uint2*)x = *(const uint2*)own;
+                        multiply(sums[n][0], first, second, x[0], x[1]);
+                        if (BITS == 4)
+                            multiply(sums[n][0], first + 2, second + 2, x[2], x[3]);
+                        else
+                            multiply(sums[n][BITS / 4 - 1], first + 2, second + 2, x[0], x[1]);
+                        if (LOWS) multiply(of_x[n], ones, ones, x[0], x[1]);
+                        if (LOWS && BITS == 4) multiply(of_x[n], ones, ones, x[2], x[3]);
                     }
                 }
+                const float2 scale = pair_of(numbers.scales, group);
+                const float2 least = pair_of(numbers.lows, group);
+#pragma unroll
+                for (int n = 0; n < TILES; n++)
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        float sum = sums[n][0][k];
+                        if (BITS == 8) sum += 16.0f * sums[n][BITS / 4 - 1][k];
+                        totals[out][n][k] += (k < 2 ? scale.x : scale.y) * sum;
+                        if (LOWS) totals[out][n][k] += (k < 2 ? least.x : least.y) * of_x[n][k];
+                    }
             }
-            const float2 scale = pair_of(numbers.scales, group), least = pair_of(numbers.lows, group);
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    float sum = sums[n][0][k];
-                    if (BITS == 8) sum += 16.0f * sums[n][BITS / 4 - 1][k];
-                    totals[n][k] += (k < 2 ? scale.x : scale.y) * (sum - EXCESS * ofx[n][k]);
-                    if (LOWS) totals[n][k] += (k < 2 ? least.x : least.y) * ofx[n][k];
-                }
         }
         __syncwarp();
         load(i + STAGES);
@@ -495,19 +517,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) rows(Arguments given) {
 
     // The sums of all warps, in their order.
     float* partial = (float*)shared;
+    const int all_outputs = OUTS * 16, products = all_outputs * 8 * TILES;
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
+    for (int out = 0; out < OUTS; out++)
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const int column = n * 8 + 2 * t + k % 2, row = g + k / 2 * 8;
-            partial[(warp * TILES * 8 + column) * 16 + row] = totals[n][k];
-        }
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int column = n * 8 + 2 * t + k % 2, row = out * 16 + g + k / 2 * 8;
+                partial[warp * products + column * all_outputs + row] = totals[out][n][k];
+            }
     __syncthreads();
-    for (int item = threadIdx.x; item < 16 * 8 * TILES; item += THREADS) {
-        const int row = first_row + item / 16, output = tile * 16 + item % 16;
+    for (int item = threadIdx.x; item < products; item += THREADS) {
+        const int row = first_row + item / all_outputs;
+        const int output = first_tile * 16 + item % all_outputs;
         float y = 0;
 #pragma unroll
-        for (int other = 0; other < WARPS; other++) y += partial[other * 128 * TILES + item];
+        for (int other = 0; other < WARPS; other++) y += partial[other * products + item];
         if (output < given.num_out && row < given.num_rows)
             store(given, (long long)row * given.num_out + output, y);
     }

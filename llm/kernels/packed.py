@@ -29,6 +29,7 @@ ROWS_OF_TILE = 8
 FEW_ROWS_WARPS = 16
 HALF_BYTES = 512  # of a block
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
+EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
 MAX_TILES = 8  # of outputs, of a program for few rows
 X_PADDING = 32
 PAIR_OF_128 = 0x43004300  # bfloat16
@@ -64,6 +65,7 @@ class Variant:
     parts: int = 1
     rows: int = 0
     tiles: int = 0
+    outs: int = 1
     stages: int = 1
     heads: bool = False
 
@@ -85,7 +87,8 @@ class Variant:
     def slot_bytes(self) -> int:
         """Bytes of a block, and of the inputs of many rows, in shared memory."""
         scales = 2 * OUTPUTS * self.groups * (1 + self.wide)
-        return 2 * HALF_BYTES + scales * (1 + self.lows) + self.tiles * OUTPUTS * self.block
+        block = 2 * HALF_BYTES + scales * (1 + self.lows)
+        return self.outs * block + self.tiles * OUTPUTS * self.block
 
     @property
     def block(self) -> int:
@@ -96,7 +99,8 @@ class Variant:
         """Bytes of a program's shared memory, with so many tiles of outputs of all parts."""
         slots = self.num_warps * self.stages * self.slot_bytes
         if not self.rows:
-            return max(slots, self.num_warps * self.tiles * ROWS_OF_TILE * OUTPUTS * 4)
+            sums = 4 * self.num_warps * self.tiles * ROWS_OF_TILE * self.outs * OUTPUTS
+            return max(slots, sums)
         inputs = 2 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks * UNITS
         sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
         return slots + self.rows * (inputs + sums)
@@ -237,28 +241,45 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
     if num_rows == 0:
         return
     if num_rows >= MANY_ROWS and not in_one_order:
-        matrix = expanded(weight).t()
-        if out.dtype is x.dtype:
-            torch.mm(x, matrix, out=out)
-        else:  # written in the wider format without rounding in between
-            torch.mm(x, matrix, out_dtype=out.dtype, out=out)
+        _multiply_expanded(x, weight, out)
         return
     tiles = min(4, 1 << (-(-num_rows // ROWS_OF_TILE) - 1).bit_length())
-    sizes = _variant(weight, tiles=tiles)
     given = _arguments(weight, out)
     given.x, given.num_rows = x.data_ptr(), num_rows
     given.is_float = int(out.dtype is torch.float32)
+    # Several tiles of outputs share the inputs in memory, if enough programs are left.
+    outs = tiles
+    while outs > 1 and given.num_tiles < outs * _processors(x.device):
+        outs //= 2
+    sizes = _variant(weight, tiles=tiles, outs=outs)
     blocks = -(-given.num_blocks // sizes.num_warps)
-    stages = max(1, min(blocks, 4, STAGE_BYTES // (sizes.num_warps * sizes.slot_bytes)))
-    variant = replace(sizes, stages=stages)
-    grid = (given.num_tiles, -(-num_rows // (tiles * ROWS_OF_TILE)))
+    room = (STAGE_BYTES if outs == 1 else 2 * STAGE_BYTES) // (sizes.num_warps * sizes.slot_bytes)
+    variant = replace(sizes, stages=max(1, min(blocks, 4, room)))
+    grid = (-(-given.num_tiles // outs), -(-num_rows // (tiles * ROWS_OF_TILE)))
     shared_bytes = variant.shared_bytes(given.num_blocks)
     _kernel(variant, x.device).launch(grid, 32 * variant.num_warps, shared_bytes, given)
 
 
-def expanded(weight: Words) -> Tensor:
-    """Return the matrix in bfloat16, each number rounded once."""
-    out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.values.device)
+def _multiply_expanded(x: Tensor, weight: Words, out: Tensor) -> None:
+    """Multiply by BLAS, a part of the outputs after another: the expanded part stays in the
+    cache.
+    """
+    num_out, num_in = weight.shape
+    step = max(1, EXPANDED_BYTES // (2 * num_in * OUTPUTS))
+    matrix = torch.empty(step * OUTPUTS, num_in, dtype=torch.bfloat16, device=x.device)
+    for first in range(0, weight.values.shape[0], step):
+        part = weight.tiles(first, first + step)
+        start, stop = first * OUTPUTS, first * OUTPUTS + part.shape[0]
+        expanded = expand(part, matrix[: part.shape[0]]).t()
+        target = out[:, start:stop]
+        if out.dtype is x.dtype:
+            torch.mm(x, expanded, out=target)
+        else:  # written in the wider format without rounding in between
+            torch.mm(x, expanded, out_dtype=out.dtype, out=target)
+
+
+def expand(weight: Words, out: Tensor) -> Tensor:
+    """Write the matrix to `out` in bfloat16, each number rounded once."""
     variant = _variant(weight)
     given = _arguments(weight, out)
     grid = (-(-given.num_tiles * given.num_blocks // variant.num_warps), 1)

@@ -80,6 +80,13 @@ class Words:
         parts = [self.values, self.scales, *([] if self.minimums is None else [self.minimums])]
         return sum(part.nbytes for part in parts)
 
+    def tiles(self, start: int, stop: int) -> Words:
+        """Return 16 times so many outputs, without a copy."""
+        own = slice(start, stop)
+        minimums = None if self.minimums is None else self.minimums[own]
+        shape = min(stop * OUTPUTS, self.shape[0]) - start * OUTPUTS, self.shape[1]
+        return Words(self.values[own], self.scales[own], minimums, self.bits, shape)
+
     def expand(self) -> Tensor:
         """Return the matrix in float32."""
         tiles, blocks = self.values.shape[:2]

@@ -18,7 +18,7 @@ from benchmarks.packed_shapes import GPTQ
 from benchmarks.shapes import Shape, llama
 from llm.batch import KVSlots
 from llm.config import PipelineConfig
-from llm.kernels.packed import expanded, packed_gated_product, packed_heads, packed_product
+from llm.kernels.packed import expand, packed_gated_product, packed_heads, packed_product
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import RMSNorm, Rotary, rotate_
@@ -192,7 +192,8 @@ def test_a_product_of_many_rows(kind: str, num_out: int, num_in: int) -> None:
 def test_an_expanded_matrix(kind: str) -> None:
     for num_out, num_in in SIZES[:2]:
         words = random_words(num_out, num_in, kind, num_in**-0.5)
-        assert torch.equal(expanded(words), words.expand().to(HALF))
+        found = expand(words, torch.empty(num_out, num_in, device=CUDA, dtype=HALF))
+        assert torch.equal(found, words.expand().to(HALF))
 
 
 def test_words_are_packed_on_the_device() -> None:

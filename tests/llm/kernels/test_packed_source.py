@@ -13,7 +13,7 @@ VARIANTS = [
     Variant(4, 4, wide=False, lows=False, rows=1, stages=5),
     Variant(4, 1, wide=False, lows=True, parts=2, rows=2, stages=4),
     Variant(8, 4, wide=True, lows=False, rows=1, stages=4, heads=True),
-    Variant(8, 2, wide=False, lows=True, tiles=4, stages=2),
+    Variant(8, 2, wide=False, lows=True, tiles=4, outs=4, stages=2),
     Variant(4, 2, wide=True, lows=True),
 ]
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
