@@ -24,8 +24,9 @@ typedef unsigned short u16;
 #define INPUT_BYTES (TILES * 16 * BLOCK)
 #define SLOT_BYTES (OUTS * BLOCK_BYTES + INPUT_BYTES)
 #define X_PADDING 32
-// What the sums of the expanded numbers have too much of, in sums of x.
-#define EXCESS (BITS == 8 ? 2304.0f : LOWS ? 128.0f : 136.0f)
+#define MAGIC 12582912.0f  // 1.5 * 2^23
+#define MAGIC_BITS 0x4b400000
+#define ZERO (BITS == 8 ? 128.0f : LOWS ? 0.0f : 8.0f)
 
 struct Arguments {
     const u16* x;  // bfloat16 [rows, num_in]
@@ -103,11 +104,43 @@ __device__ __forceinline__ float2 halves(u32 pair) {
     return found;
 }
 
-__device__ __forceinline__ void multiply(float* sums, const u32* a, const u32* b, u32 x, u32 y) {
+__device__ __forceinline__ void multiply(
+    float* sums, const u32* a, const u32* b, int next, u32 x, u32 y) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(b[0]), "r"(a[1]), "r"(b[1]), "r"(x), "r"(y));
+        : "r"(a[0]), "r"(b[0]), "r"(a[next]), "r"(b[next]), "r"(x), "r"(y));
+}
+
+// 16 outputs with 32 (16) inputs and eight columns: unsigned bytes times signed ones.
+__device__ __forceinline__ void multiply_32(int* sums, u32 a, u32 b, u32 c, u32 d, u32 x, u32 y) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(x), "r"(y));
+}
+
+__device__ __forceinline__ void multiply_16(int* sums, u32 a, u32 b, u32 x) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a), "r"(b), "r"(x));
+}
+
+// The greater number; not a number if one is not.
+__device__ __forceinline__ float maximum(float a, float b) {
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
+}
+
+// Bytes 2, 1 and 0 of four words: the digits from the highest on.
+__device__ __forceinline__ void transpose(
+    u32& first, u32& second, u32& third, u32 a, u32 b, u32 c, u32 d) {
+    const u32 lower = __byte_perm(a, b, 0x5140), next = __byte_perm(c, d, 0x5140);
+    third = __byte_perm(lower, next, 0x5410);
+    second = __byte_perm(lower, next, 0x7632);
+    first = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
 // The eight numbers of a word, each 128 more, in pairs.
@@ -231,12 +264,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) load(start + stage, first_slot + stage * SLOT_BYTES);
 
-    // x, normalised but for the root, and what each unit has too much.
-    const int stride = num_blocks * BLOCK + X_PADDING, num_units = num_blocks * 4;
+    // x, times the gain, as fixed-point numbers of three digits, relative to the block's greatest:
+    // digit n of row r is column 4 r + n of the right operand. Of each group what its sums have too
+    // much, or the sums of its digits for the minimums.
+    const int stride = num_blocks * BLOCK + X_PADDING, num_groups = num_blocks * GROUPS;
     const int num_chunks = num_blocks * (BLOCK / 8);
-    u16* inputs = (u16*)(shared + WARPS * STAGES * SLOT_BYTES);
-    float* unit_sums = (float*)(inputs + ROWS * stride);
-    float* squares = unit_sums + ROWS * num_units;
+    char* digits = shared + WARPS * STAGES * SLOT_BYTES;
+    float* corrections = (float*)(digits + 3 * ROWS * stride);
+    float* steps = corrections + 8 * num_groups;
+    float* squares = steps + ROWS * num_blocks;
     float* partial = squares + ROWS * WARPS;
     uint4 first_gain = make_uint4(0, 0, 0, 0);
     if (given.gain && threadIdx.x * 8 < given.num_in)
@@ -253,27 +289,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
                 x = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk];
                 if (given.gain && i > 0) gain = ((const uint4*)given.gain)[chunk];
             }
-            u32* pairs = (u32*)&x;
-            float sum = 0;
+            float values[8], greatest = 0;
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                float first = low(pairs[k]), second = high(pairs[k]);
+            for (int k = 0; k < 8; k++) {
+                const u32 pair = ((const u32*)&x)[k / 2], other = ((const u32*)&gain)[k / 2];
+                values[k] = k % 2 ? high(pair) : low(pair);
                 if (given.gain) {
-                    square += first * first + second * second;
-                    const u32 pair = ((const u32*)&gain)[k];
-                    pairs[k] = narrow(first * low(pair), second * high(pair));
-                    first = low(pairs[k]);
-                    second = high(pairs[k]);
+                    square += values[k] * values[k];
+                    values[k] *= k % 2 ? high(other) : low(other);
                 }
-                sum += first + second;
+                greatest = maximum(greatest, fabsf(values[k]));
             }
 #pragma unroll
-            for (int step = 1; step < UNIT / 8; step *= 2)
-                sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (chunk < num_chunks) {
-                ((uint4*)(inputs + n * stride))[chunk] = x;
-                if (chunk % (UNIT / 8) == 0) unit_sums[n * num_units + chunk / (UNIT / 8)] = -EXCESS * sum;
+            for (int step = 1; step < BLOCK / 8; step *= 2)
+                greatest = maximum(greatest, __shfl_xor_sync(0xffffffffu, greatest, step));
+            const float factor = greatest > 1e-30f ? 127.0f * 65536.0f / greatest : 0.0f;
+            u32 found[8];  // digits of each number as bytes, the lowest first
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                found[k] = (u32)(__float2int_rn(values[k] * factor) + 0x808080) ^ 0x808080u;
+            // In the order in which a word holds the inputs.
+            uint2 rows[3];
+#if BITS == 4
+            transpose(rows[0].x, rows[1].x, rows[2].x, found[0], found[4], found[1], found[5]);
+            transpose(rows[0].y, rows[1].y, rows[2].y, found[2], found[6], found[3], found[7]);
+#else
+            transpose(rows[0].x, rows[1].x, rows[2].x, found[0], found[2], found[1], found[3]);
+            transpose(rows[0].y, rows[1].y, rows[2].y, found[4], found[6], found[5], found[7]);
+#endif
+            const int group = chunk / (BLOCK / 8 / GROUPS);
+#pragma unroll
+            for (int d = 0; d < 3; d++) {
+                int sum = __dp4a((int)rows[d].x, 0x01010101, 0);
+                sum = __dp4a((int)rows[d].y, 0x01010101, sum);
+#pragma unroll
+                for (int step = 1; step < BLOCK / 8 / GROUPS; step *= 2)
+                    sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                if (chunk < num_chunks) {
+                    ((uint2*)(digits + (3 * n + d) * stride))[chunk] = rows[d];
+                    if (chunk % (BLOCK / 8 / GROUPS) == 0) {
+                        float correction = (float)sum;
+                        if (!LOWS) correction = -MAGIC - ZERO * correction;
+                        corrections[group * 8 + 4 * n + d] = correction;
+                    }
+                }
             }
+            if (chunk < num_chunks && chunk % (BLOCK / 8) == 0)
+                steps[n * num_blocks + chunk / (BLOCK / 8)] = greatest * (1.0f / 127.0f);
         }
         if (given.gain) {
 #pragma unroll
@@ -284,70 +346,74 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     }
     __syncthreads();
 
-    const u32 added = given.pair_of_128;
-    const u16* own_inputs = inputs + g * stride + t * (UNIT / 4);
-    u32 x[2][4] = {};  // those of other lanes stay 0
+    // Lanes of columns without a digit multiply with 0.
+    const bool has_digit = g % 4 < 3 && g / 4 < ROWS;
+    const char* own_digits = digits + (has_digit ? 3 * (g / 4) + g % 4 : 0) * stride + t * (UNIT / 4);
+    const float* own_steps = steps + (ROWS == 2 ? t / 2 : 0) * num_blocks;
+    u32 x[4][UNIT / 16] = {};
     float totals[4] = {0, 0, 0, 0};
     int tile = start / num_blocks, block = start % num_blocks, stage = 0;
     for (int i = start; i < stop; i++) {
         wait_copies<STAGES - 1>();
         __syncwarp();
-        const char* slot = slots + stage * SLOT_BYTES;
         Numbers numbers;
-        load_numbers(numbers, slot, lane);
-        float excess[ROWS][4];
+        load_numbers(numbers, slots + stage * SLOT_BYTES, lane);
+        if (has_digit) {
 #pragma unroll
-        for (int n = 0; n < ROWS; n++)
-            *(float4*)excess[n] = *(const float4*)(unit_sums + n * num_units + block * 4);
+            for (int c = 0; c < 4; c++) {
+                const char* own = own_digits + block * BLOCK + c * UNIT;
+#if BITS == 4
+                *(uint2*)x[c] = *(const uint2*)own;
+#else
+                x[c][0] = *(const u32*)own;
+#endif
+            }
+        }
+        float products[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-            const int begin = group * (4 / GROUPS), end = begin + 4 / GROUPS;
-            float sums[BITS / 4][4] = {}, over[ROWS];
+            // The bits of a number of float32 whose lowest bit is 1: the sums need no conversion.
+            int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
 #pragma unroll
-            for (int n = 0; n < ROWS; n++) {
-                over[n] = excess[n][begin];
-#pragma unroll
-                for (int c = begin + 1; c < end; c++) over[n] += excess[n][c];
+            for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
+#if BITS == 4
+                const u32 first = numbers.first[c], second = numbers.second[c];
+                multiply_32(sums, first & 0x0f0f0f0fu, second & 0x0f0f0f0fu,
+                            first >> 4 & 0x0f0f0f0fu, second >> 4 & 0x0f0f0f0fu, x[c][0],
+                            x[c][UNIT / 16 - 1]);
+#else
+                multiply_16(sums, numbers.first[c], numbers.second[c], x[c][0]);
+#endif
             }
-#pragma unroll
-            for (int c = begin; c < end; c++) {
-                u32* own = x[c % 2];
-                if (g < ROWS) {
-                    if (BITS == 4)
-                        *(uint4*)own = *(const uint4*)(own_inputs + block * BLOCK + c * UNIT);
-                    else
-                        *(uint2*)own = *(const uint2*)(own_inputs + block * BLOCK + c * UNIT);
-                }
-                u32 first[4], second[4];
-                expand_word(first, numbers.first[c], added);
-                expand_word(second, numbers.second[c], added);
-                multiply(sums[0], first, second, own[0], own[1]);
-                if (BITS == 4)
-                    multiply(sums[0], first + 2, second + 2, own[2], own[3]);
-                else
-                    multiply(sums[BITS / 4 - 1], first + 2, second + 2, own[0], own[1]);
-            }
+            const float2 correction = *(const float2*)(corrections + (block * GROUPS + group) * 8 + 2 * t);
             const float2 scale = pair_of(numbers.scales, group), least = pair_of(numbers.lows, group);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                if (ROWS == 1 && k % 2) continue;
-                float sum = sums[0][k];
-                if (BITS == 8) sum += 16.0f * sums[BITS / 4 - 1][k];
-                totals[k] += (k < 2 ? scale.x : scale.y) * (sum + over[k % ROWS]);
-                if (LOWS) totals[k] += (k < 2 ? least.x : least.y) * (over[k % ROWS] / -EXCESS);
+                const float own = k % 2 ? correction.y : correction.x;
+                const float sum = __int_as_float(sums[k]) + (LOWS ? -MAGIC : own);
+                products[k] += (k < 2 ? scale.x : scale.y) * sum;
+                if (LOWS) {
+                    const float lowest = (k < 2 ? least.x : least.y);
+                    products[k] += lowest * own;
+                    if (BITS == 8) products[k] -= (k < 2 ? scale.x : scale.y) * (128.0f * own);
+                }
             }
         }
+        const float step = own_steps[block];
+#pragma unroll
+        for (int k = 0; k < 4; k++) totals[k] += step * products[k];
         __syncwarp();
         load(i + STAGES, first_slot + stage * SLOT_BYTES);
         if (++stage == STAGES) stage = 0;
         if (++block == num_blocks || i + 1 == stop) {
-            if (t == 0) {
+            // Lanes of even t have the first two digits of a row, the next ones the third.
 #pragma unroll
-                for (int n = 0; n < ROWS; n++) {
-                    float* target = partial + ((tile * WARPS + warp) * ROWS + n) * 16 + g;
-                    target[0] = totals[n];
-                    target[8] = totals[2 + n];
-                }
+            for (int half = 0; half < 2; half++) {
+                const float first = totals[2 * half], second = totals[2 * half + 1];
+                float y = t % 2 ? first * (1.0f / 65536.0f) : first + second * (1.0f / 256.0f);
+                y += __shfl_xor_sync(0xffffffffu, y, 1);
+                if (t % 2 == 0 && t / 2 < ROWS)
+                    partial[((tile * WARPS + warp) * ROWS + t / 2) * 16 + half * 8 + g] = y;
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) totals[k] = 0;
@@ -416,7 +482,7 @@ __device__ __forceinline__ void expand_centred(u32* pairs, u32 word, u32 added) 
     expand_word(pairs, word, added);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const bool is_low = BITS == 4 ? LOWS : i < 2;
+        const bool is_low = BITS == 4 ? LOWS : i % 2 == 0;
         asm("fma.rn.bf16x2 %0, %0, %1, %2;"
             : "+r"(pairs[i]) : "r"(0x3f803f80u), "r"(is_low ? 0xc300c300u : 0xc308c308u));
     }
@@ -487,13 +553,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, OUTS == 1 ? 2 : 1) rows(Ar
                             *(uint4*)x = *(const uint4*)own;
                         else
                             *(uint2*)x = *(const uint2*)own;
-                        multiply(sums[n][0], first, second, x[0], x[1]);
-                        if (BITS == 4)
-                            multiply(sums[n][0], first + 2, second + 2, x[2], x[3]);
-                        else
-                            multiply(sums[n][BITS / 4 - 1], first + 2, second + 2, x[0], x[1]);
-                        if (LOWS) multiply(of_x[n], ones, ones, x[0], x[1]);
-                        if (LOWS && BITS == 4) multiply(of_x[n], ones, ones, x[2], x[3]);
+                        if (BITS == 4) {
+                            multiply(sums[n][0], first, second, 1, x[0], x[1]);
+                            multiply(sums[n][0], first + 2, second + 2, 1, x[2], x[3]);
+                        } else {
+                            multiply(sums[n][0], first, second, 2, x[0], x[1]);
+                            multiply(sums[n][BITS / 4 - 1], first + 1, second + 1, 2, x[0], x[1]);
+                        }
+                        if (LOWS) multiply(of_x[n], ones, ones, 1, x[0], x[1]);
+                        if (LOWS && BITS == 4) multiply(of_x[n], ones, ones, 1, x[2], x[3]);
                     }
                 }
                 const float2 scale = pair_of(numbers.scales, group);
@@ -567,15 +635,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand(Arguments given) {
             u32 result[4];
 #pragma unroll
             for (int k = 0; k < UNIT / 8; k++) {
-                float first = low(pairs[k]) - 128.0f, second = high(pairs[k]) - 128.0f;
+                const u32 pair = pairs[BITS == 8 ? 2 * k : k];
+                float first = low(pair) - 128.0f, second = high(pair) - 128.0f;
                 if (BITS == 8) {
-                    first += 16.0f * (low(pairs[k + 2 * (BITS == 8)]) - 128.0f);
-                    second += 16.0f * (high(pairs[k + 2 * (BITS == 8)]) - 128.0f);
+                    first += 16.0f * (low(pairs[2 * k % 4 + 1]) - 128.0f);
+                    second += 16.0f * (high(pairs[2 * k % 4 + 1]) - 128.0f);
                 }
-                const float zero = BITS == 8 ? 128.0f : LOWS ? 0.0f : 8.0f;
                 // As on a CPU: two roundings where there are minimums.
-                result[k] = narrow(__fadd_rn(__fmul_rn(first - zero, scale), least),
-                                   __fadd_rn(__fmul_rn(second - zero, scale), least));
+                result[k] = narrow(__fadd_rn(__fmul_rn(first - ZERO, scale), least),
+                                   __fadd_rn(__fmul_rn(second - ZERO, scale), least));
             }
             u16* target = (u16*)given.out + (long long)output * given.num_in + input;
             if (BITS == 4)

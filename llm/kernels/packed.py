@@ -1,12 +1,14 @@
 """Products with packed matrices (`packed.cu`), on tensor cores.
 
-Numbers are multiplied as they are, with bfloat16 inputs, and a group's scale with the float32 sum
-of its products. The functions for one and two rows also do what comes before and after, as those of
-`llm.kernels.products` and `llm.kernels.projections`: there, x × gain is rounded to bfloat16, too.
-A result does not depend on the other rows of a call of `multiply_packed`.
+Numbers of one and two rows are multiplied as they are, as integers: x, times the gain of a norm, is
+split into three digits of 8 bits, relative to the greatest of its block of inputs, which tensor
+cores multiply at once with the matrix's numbers. The integers' sums are exact, and those of groups
+are float32. The functions also do what comes before and after, as those of `llm.kernels.products`
+and `llm.kernels.projections`.
 
-Many rows are multiplied by BLAS, after the matrix was written to memory in bfloat16, each number
-rounded once.
+More rows are bfloat16, and so is each number without its scale, which is exact; sums are float32,
+and a result does not depend on the other rows. Many rows are multiplied by BLAS, after a part of
+the matrix was written to memory in bfloat16, each number rounded once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from llm.batch import KVSlots
 from llm.kernels.cuda import CudaKernel
+from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 
 SOURCE = "packed.cu"
@@ -31,6 +34,8 @@ HALF_BYTES = 512  # of a block
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
 EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
 MAX_TILES = 8  # of outputs, of a program for few rows
+MAX_INPUTS = 24_576  # of few rows: their digits are in a program's shared memory
+SHARED_BYTES = 200 * 1024
 X_PADDING = 32
 PAIR_OF_128 = 0x43004300  # bfloat16
 
@@ -101,9 +106,9 @@ class Variant:
         if not self.rows:
             sums = 4 * self.num_warps * self.tiles * ROWS_OF_TILE * self.outs * OUTPUTS
             return max(slots, sums)
-        inputs = 2 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks * UNITS
+        digits = 3 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks
         sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
-        return slots + self.rows * (inputs + sums)
+        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums)
 
 
 @cache
@@ -162,12 +167,18 @@ def _multiply_few(
     tiles = -(-given.num_tiles // programs) * parts
     sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
     blocks = -(-tiles * given.num_blocks // sizes.num_warps)
-    stages = min(blocks, STAGE_BYTES // (sizes.num_warps * sizes.slot_bytes))
+    room = min(STAGE_BYTES, SHARED_BYTES - sizes.shared_bytes(given.num_blocks, tiles))
+    stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
     variant = replace(sizes, stages=stages)
     shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
     _kernel(variant, x.device).launch(
         (programs, 1), 32 * variant.num_warps, shared_bytes, given, is_early=level > 0
     )
+
+
+def is_few(weight: Words, num_rows: int) -> bool:
+    """Return whether the functions for few rows take so many."""
+    return num_rows <= MAX_ROWS and weight.shape[1] <= MAX_INPUTS
 
 
 def packed_product(
@@ -264,7 +275,7 @@ def _multiply_expanded(x: Tensor, weight: Words, out: Tensor) -> None:
     """Multiply by BLAS, a part of the outputs after another: the expanded part stays in the
     cache.
     """
-    num_out, num_in = weight.shape
+    num_in = weight.shape[1]
     step = max(1, EXPANDED_BYTES // (2 * num_in * OUTPUTS))
     matrix = torch.empty(step * OUTPUTS, num_in, dtype=torch.bfloat16, device=x.device)
     for first in range(0, weight.values.shape[0], step):

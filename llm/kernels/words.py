@@ -5,13 +5,13 @@ is what a warp multiplies with four (8 bits: two) instructions of its tensor cor
 reads the words t of all units, of output g from the first half and of g + 8 from the second.
 
     word t of a unit                  inputs t × 8 .. (8 bits: t × 4 ..) of the unit
-    4 bits: input                     0  2  4  6 | 1  3  5  7
-    8 bits: lower half of input       0  2  .  . | 1  3  .  .
-            upper half                .  .  0  2 | .  .  1  3
     bits of the word                  0  4  8 12 |16 20 24 28
+    4 bits: input                     0  2  4  6 | 1  3  5  7
+    8 bits: input                     0  .  2  . | 1  .  3  .
 
-So the words' bits 0 to 3 and 16 to 19 are the numbers of two neighbours, after a shift by 4 those
-of the next two, and so on. Outputs and inputs that fill the last blocks are 0, also their scales.
+So the words' bits 0 to 3 and 16 to 19 belong to two neighbours, after a shift by 4 to the next two
+(8 bits: to the upper halves), and so on. Outputs and inputs that fill the last blocks are 0, also
+their scales.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from torch import Tensor
 OUTPUTS = 16  # of a block
 UNITS = 4
 UNIT_BITS = 128  # of one output
-PLACES = {4: (0, 16, 4, 20, 8, 24, 12, 28), 8: (0, 16, 4, 20)}
-"""Lowest bit of the number of each input of a word; of 8 bits, of its lower half. The upper one is
-8 bits further.
-"""
+PLACES = {4: (0, 16, 4, 20, 8, 24, 12, 28), 8: (0, 16, 8, 24)}
+"""Lowest bit of the number of each input of a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,7 @@ class Words:
         tiled = tiled.view((num_out + missing[3]) // OUTPUTS, 2, 8, -1, UNITS, 4, 32 // bits)
         words = torch.zeros(tiled.shape[:-1], dtype=torch.int32, device=numbers.device)
         for index, place in enumerate(PLACES[bits]):
-            number = tiled[..., index].int()
-            words |= (number & 15) << place
-            if bits == 8:
-                words |= (number >> 4) << place + 8
+            words |= tiled[..., index].int() << place
         # [tiles, half, g, blocks, units, t] to [tiles, blocks, half, g, t, units]
         values = words.permute(0, 3, 1, 2, 5, 4).flatten(3, 4).contiguous()
         parts = narrowed([scales] if minimums is None else [scales, minimums])
@@ -91,10 +86,8 @@ class Words:
         """Return the matrix in float32."""
         tiles, blocks = self.values.shape[:2]
         words = self.values.view(tiles, blocks, 2, 8, 4, UNITS)
-        numbers = torch.stack([words >> place & 15 for place in PLACES[self.bits]], dim=-1)
-        if self.bits == 8:
-            upper = [words >> place + 8 & 15 for place in PLACES[self.bits]]
-            numbers |= torch.stack(upper, dim=-1) << 4
+        mask = (1 << self.bits) - 1
+        numbers = torch.stack([words >> place & mask for place in PLACES[self.bits]], dim=-1)
         # [tiles, blocks, half, g, t, units, inputs] to [tiles, half, g, blocks, units, t × inputs]
         grouped = numbers.permute(0, 2, 3, 1, 5, 4, 6).flatten(5)
         grouped = grouped.reshape(tiles, 2, 8, blocks, self.scales.shape[3], -1)

@@ -31,7 +31,13 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.packed import multiply_packed, packed_gated_product, packed_heads, packed_product
+from llm.kernels.packed import (
+    is_few,
+    multiply_packed,
+    packed_gated_product,
+    packed_heads,
+    packed_product,
+)
 from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
@@ -68,9 +74,10 @@ class Matrix(NamedTuple):
         if norm is not None:
             given |= {"gain": norm.gain, "epsilon": norm.epsilon}
         if isinstance(self.weight, Words):
-            if len(x) <= MAX_ROWS:
-                packed_product(x, self.weight, out, **given)
-            return len(x) <= MAX_ROWS
+            if not is_few(self.weight, len(x)):
+                return False
+            packed_product(x, self.weight, out, **given)
+            return True
         blocks = self.blocks(len(x))
         if blocks is not None:
             product(x, self.weight, out, blocks, scales=self.scales, **given)
@@ -80,7 +87,9 @@ class Matrix(NamedTuple):
         """Return silu(gate (norm x)) × up (norm x) for a matrix of gate and up."""
         given: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "level": level}
         if isinstance(self.weight, Words):
-            return packed_gated_product(x, self.weight, **given) if len(x) <= MAX_ROWS else None
+            if not is_few(self.weight, len(x)):
+                return None
+            return packed_gated_product(x, self.weight, **given)
         blocks = self.blocks(len(x), parts=2)
         if blocks is None:
             return None
@@ -94,7 +103,7 @@ class Matrix(NamedTuple):
         """
         others: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "bias": self.bias}
         if isinstance(self.weight, Words):
-            if len(x) > MAX_ROWS or target.keys.dtype is not x.dtype:
+            if not is_few(self.weight, len(x)) or target.keys.dtype is not x.dtype:
                 return None
             return packed_heads(x, self.weight, rotations, target, **others, **given)
         blocks = self.blocks(len(x))

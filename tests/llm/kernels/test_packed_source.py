@@ -50,8 +50,9 @@ def test_lanes_find_their_numbers(bits: int, group: int) -> None:
         t, place = divmod(i % unit, unit // 4)
         word = int(octets[tile, block, half * 128 + (4 * g + t) * 4 + c])
         pairs = [word >> 4 * n & 0x000F000F for n in range(4)]
-        found = pairs[place // 2] >> 16 * (place % 2) & 15
+        pair = place // 2 if bits == 4 else place // 2 * 2
+        found = pairs[pair] >> 16 * (place % 2) & 15
         if bits == 8:
-            found += 16 * (pairs[place // 2 + 2] >> 16 * (place % 2) & 15)
+            found += 16 * (pairs[pair + 1] >> 16 * (place % 2) & 15)
         assert found == numbers[output, i]
         assert words.scales[tile, block, g, c // (4 // groups), half] == scales[output, i // group]
