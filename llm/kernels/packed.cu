@@ -193,47 +193,29 @@ __device__ __forceinline__ void load_numbers(Numbers& found, const char* slot, i
     if (LOWS) load_scales(found.lows, scales + SCALE_BYTES, lane / 4);
 }
 
-// A lane's place in the blocks of a matrix.
-struct Source {
-    const char *values, *scales, *lows;
-    int lane;
-
-    __device__ __forceinline__ Source(const Arguments& given, long long block, int lane)
-        : values(given.values + block * (2 * HALF_BYTES) + lane * 16),
-          scales(given.scales + block * SCALE_BYTES + lane * 16),
-          lows(given.lows + block * SCALE_BYTES + lane * 16),
-          lane(lane) {}
-
-    __device__ __forceinline__ void skip(long long blocks) {
-        values += blocks * (2 * HALF_BYTES);
-        scales += blocks * SCALE_BYTES;
-        if (LOWS) lows += blocks * SCALE_BYTES;
-    }
-
-    // Copy a block; `slot` is the lane's address.
-    __device__ __forceinline__ void copy(u32 slot) const {
-        copy16(slot, values);
-        copy16(slot + HALF_BYTES, values + HALF_BYTES);
-        if (lane < SCALE_BYTES / 16) {
-            copy16(slot + 2 * HALF_BYTES, scales);
-            if (LOWS) copy16(slot + 2 * HALF_BYTES + SCALE_BYTES, lows);
-        }
-    }
-};
-
-__device__ __forceinline__ void store(const Arguments& given, long long place, float y) {
-    if (given.is_float) {
-        float* target = (float*)given.out + place;
-        *target = given.adds ? *target + y : y;
-    } else {
-        u16* target = (u16*)given.out + place;
-        *target = (u16)narrow(given.adds ? wide(*target) + y : y, 0.0f);
+// Copy a block of the matrix to a warp's memory; `slot` is the lane's address.
+__device__ __forceinline__ void copy_block(
+    const Arguments& given, long long block, u32 slot, int lane) {
+    const char* values = given.values + block * (2 * HALF_BYTES) + lane * 16;
+    copy16(slot, values);
+    copy16(slot + HALF_BYTES, values + HALF_BYTES);
+    if (lane < SCALE_BYTES / 16) {
+        const long long offset = block * SCALE_BYTES + lane * 16;
+        copy16(slot + 2 * HALF_BYTES, given.scales + offset);
+        if (LOWS) copy16(slot + 2 * HALF_BYTES + SCALE_BYTES, given.lows + offset);
     }
 }
 
 #endif
 
 #if ROWS
+// What becomes of one product.
+struct End {
+    float added, cosine, sine;
+    short first[PARTS], last[PARTS];  // warps that have parts of it
+    void* target;  // null: it fills the last tile
+};
+
 // A program has the same share of the tiles of outputs as the others, and its warps have equal
 // shares of all their blocks, one after another in memory. They copy them before x is there.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments given) {
@@ -250,14 +232,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
 
     const char* slots = shared + warp * STAGES * SLOT_BYTES + lane * 16;
     const u32 first_slot = shared_address(slots);
-    Source source(given, (long long)first_tile * num_blocks + start, lane);
+    const long long first_block = (long long)first_tile * num_blocks;
     const long long next_part = (long long)given.num_tiles * num_blocks - part_blocks;
-    if (PARTS == 2 && start >= part_blocks) source.skip(next_part);
     auto load = [&](int i, u32 slot) {
         if (i < stop) {
-            if (PARTS == 2 && i == part_blocks && i > start) source.skip(next_part);
-            source.copy(slot);
-            source.skip(1);
+            const long long skipped = PARTS == 2 && i >= part_blocks ? next_part : 0;
+            copy_block(given, first_block + i + skipped, slot, lane);
         }
         commit();
     };
@@ -271,23 +251,69 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     const int num_chunks = num_blocks * (BLOCK / 8);
     char* digits = shared + WARPS * STAGES * SLOT_BYTES;
     float* corrections = (float*)(digits + 3 * ROWS * stride);
-    float* steps = corrections + 8 * num_groups;
+    End* ends = (End*)(corrections + 8 * num_groups);
+    float* steps = (float*)(ends + own_tiles * ROWS * 16);
     float* squares = steps + ROWS * num_blocks;
     float* partial = squares + ROWS * WARPS;
+
+    // One product of each thread, or none.
+    const int item = threadIdx.x, own_tile = item / (ROWS * 16), row = item / 16 % ROWS;
+    const int output = (first_tile + own_tile) * 16 + item % 16;
+    const bool has_end = own_tile < own_tiles, exists = has_end && output < given.num_out;
+    End end;
+    end.added = exists && given.bias ? wide(given.bias[output]) : 0.0f;
+    end.target = nullptr;
+    if (has_end) {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const int begin = (part * own_tiles + own_tile) * num_blocks;
+            end.first[part] = (short)(((begin + 1) * WARPS - 1) / all_blocks);
+            end.last[part] = (short)(((begin + num_blocks) * WARPS - 1) / all_blocks);
+        }
+    }
     uint4 first_gain = make_uint4(0, 0, 0, 0);
     if (given.gain && threadIdx.x * 8 < given.num_in)
         first_gain = ((const uint4*)given.gain)[threadIdx.x];
     if (given.level > 0) wait_for_predecessor();
     if (given.level == 1) launch_dependents();
+
+    uint4 first_x[ROWS];
+#pragma unroll
+    for (int n = 0; n < ROWS; n++) {
+        first_x[n] = make_uint4(0, 0, 0, 0);
+        if (threadIdx.x * 8 < given.num_in)
+            first_x[n] = ((const uint4*)(given.x + (long long)n * given.num_in))[threadIdx.x];
+    }
+#if HEADS
+    const int size = given.head_size, head = output / size, dim = output % size;
+    long long slot_of_row = 0;
+    float2 angle = make_float2(1.0f, 0.0f);
+    if (exists) {
+        slot_of_row = given.slots[row];
+        if (head < given.heads + given.kv_heads)
+            angle = *(const float2*)(given.rotations + row * size + dim / 2 * 2);
+    }
+#else
+    float old = 0;
+    if (exists) {
+        const long long place = (long long)row * given.num_out + output;
+        end.target = given.is_float ? (void*)((float*)given.out + place)
+                                    : (void*)((u16*)given.out + place);
+        if (given.adds) old = given.is_float ? *(float*)end.target : wide(*(u16*)end.target);
+    }
+#endif
 #pragma unroll
     for (int n = 0; n < ROWS; n++) {
         float square = 0;
         for (int i = 0; i * THREADS < num_chunks; i++) {
             const int chunk = threadIdx.x + i * THREADS;
-            uint4 x = make_uint4(0, 0, 0, 0), gain = first_gain;
-            if (chunk * 8 < given.num_in) {
-                x = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk];
-                if (given.gain && i > 0) gain = ((const uint4*)given.gain)[chunk];
+            uint4 x = first_x[n], gain = first_gain;
+            if (i > 0) {
+                x = make_uint4(0, 0, 0, 0);
+                if (chunk * 8 < given.num_in) {
+                    x = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk];
+                    if (given.gain) gain = ((const uint4*)given.gain)[chunk];
+                }
             }
             float values[8], greatest = 0;
 #pragma unroll
@@ -344,6 +370,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
             if (lane == 0) squares[n * WARPS + warp] = square;
         }
     }
+#if HEADS
+    if (exists) {
+        const int slot = (int)slot_of_row, key = head - given.heads, value = key - given.kv_heads;
+        u16* target = value < 0 ? given.keys + key * given.by_head
+                                : given.kv_values + value * given.by_head;
+        target += slot / given.page_size * given.by_page +
+                  slot % given.page_size * given.by_offset + dim;
+        end.target = key < 0 ? (u16*)given.out + (long long)row * given.heads * size + output : target;
+    }
+    end.cosine = angle.x;
+    end.sine = dim % 2 ? angle.y : -angle.y;
+#else
+    end.added += old;
+#endif
+    if (has_end) ends[item] = end;
     __syncthreads();
 
     // Lanes of columns without a digit multiply with 0.
@@ -424,55 +465,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     __syncthreads();
 
     // The sums of all warps, in their order.
-    for (int item = threadIdx.x; item < own_tiles * ROWS * 16; item += THREADS) {
-        const int own_tile = item / (ROWS * 16), row = item / 16 % ROWS;
-        const int output = (first_tile + own_tile) * 16 + item % 16;
-        float products[PARTS];
+    if (threadIdx.x / 16 >= own_tiles * ROWS) return;
+    const End own_end = ends[threadIdx.x];
+    const int own_row = threadIdx.x / 16 % ROWS;
+    float products[PARTS];
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            const int number = part * own_tiles + own_tile, begin = number * num_blocks;
-            const int last = ((begin + num_blocks) * WARPS - 1) / all_blocks;
-            products[part] = 0;
-            for (int other = ((begin + 1) * WARPS - 1) / all_blocks; other <= last; other++)
-                if (other * all_blocks / WARPS < (other + 1) * all_blocks / WARPS)
-                    products[part] += partial[((number * WARPS + other) * ROWS + row) * 16 + item % 16];
-        }
-        if (given.gain) {
-            float square = 0;
-#pragma unroll
-            for (int other = 0; other < WARPS; other++) square += squares[row * WARPS + other];
-            const float root = rsqrtf(square + given.epsilon);
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) products[part] *= root;
-        }
-        const bool exists = output < given.num_out;
-        float y = products[0];
-        if (PARTS == 2) y = y / (1.0f + __expf(-y)) * products[PARTS - 1];
-        if (given.bias && exists) y += wide(given.bias[output]);
-#if HEADS
-        y = wide((u16)narrow(y, 0.0f));
-        const float neighbour = __shfl_xor_sync(__activemask(), y, 1);
-        if (!exists) continue;
-        const int size = given.head_size, head = output / size, dim = output % size;
-        if (head < given.heads + given.kv_heads) {
-            const float* angle = given.rotations + row * size + dim / 2 * 2;
-            y = y * angle[0] + (dim % 2 ? neighbour : -neighbour) * angle[1];
-        }
-        const u16 result = (u16)narrow(y, 0.0f);
-        if (head < given.heads) {
-            ((u16*)given.out)[(long long)row * given.heads * size + output] = result;
-        } else {
-            const long long slot = given.slots[row];
-            const int key = head - given.heads, value = key - given.kv_heads;
-            u16* target = value < 0 ? given.keys + key * given.by_head
-                                    : given.kv_values + value * given.by_head;
-            target[slot / given.page_size * given.by_page +
-                   slot % given.page_size * given.by_offset + dim] = result;
-        }
-#else
-        if (exists) store(given, (long long)row * given.num_out + output, y);
-#endif
+    for (int part = 0; part < PARTS; part++) {
+        const int number = part * own_tiles + threadIdx.x / (ROWS * 16);
+        const float* sums = partial + (number * WARPS * ROWS + own_row) * 16 + threadIdx.x % 16;
+        products[part] = 0;
+        for (int other = own_end.first[part]; other <= own_end.last[part]; other++)
+            if (other * all_blocks / WARPS < (other + 1) * all_blocks / WARPS)
+                products[part] += sums[other * ROWS * 16];
     }
+    if (given.gain) {
+        float square = 0;
+#pragma unroll
+        for (int other = 0; other < WARPS; other++) square += squares[own_row * WARPS + other];
+        const float root = rsqrtf(square + given.epsilon);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) products[part] *= root;
+    }
+    float y = products[0];
+    if (PARTS == 2) y = y / (1.0f + __expf(-y)) * products[PARTS - 1];
+    y += own_end.added;
+#if HEADS
+    y = wide((u16)narrow(y, 0.0f));
+    const float neighbour = __shfl_xor_sync(__activemask(), y, 1);
+    y = y * own_end.cosine + neighbour * own_end.sine;
+#endif
+    if (!own_end.target) return;
+    if (given.is_float)
+        *(float*)own_end.target = y;
+    else
+        *(u16*)own_end.target = (u16)narrow(y, 0.0f);
 }
 
 #elif TILES
@@ -505,8 +531,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OUTS == 1 ? 2 : 1) rows(Ar
             for (int out = 0; out < OUTS; out++)
                 if (first_tile + out < given.num_tiles) {
                     const long long tile = first_tile + out;
-                    Source source(given, tile * given.num_blocks + block, lane);
-                    source.copy(slot + out * BLOCK_BYTES + lane * 16);
+                    const u32 target = slot + out * BLOCK_BYTES + lane * 16;
+                    copy_block(given, tile * given.num_blocks + block, target, lane);
                 }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
@@ -602,8 +628,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, OUTS == 1 ? 2 : 1) rows(Ar
         float y = 0;
 #pragma unroll
         for (int other = 0; other < WARPS; other++) y += partial[other * products + item];
-        if (output < given.num_out && row < given.num_rows)
-            store(given, (long long)row * given.num_out + output, y);
+        if (output >= given.num_out || row >= given.num_rows) continue;
+        const long long place = (long long)row * given.num_out + output;
+        if (given.is_float)
+            ((float*)given.out)[place] = y;
+        else
+            ((u16*)given.out)[place] = (u16)narrow(y, 0.0f);
     }
 }
 

@@ -37,6 +37,7 @@ MAX_TILES = 8  # of outputs, of a program for few rows
 MAX_INPUTS = 24_576  # of few rows: their digits are in a program's shared memory
 SHARED_BYTES = 200 * 1024
 X_PADDING = 32
+END_BYTES = 32
 PAIR_OF_128 = 0x43004300  # bfloat16
 
 
@@ -108,7 +109,8 @@ class Variant:
             return max(slots, sums)
         digits = 3 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks
         sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
-        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums)
+        ends = END_BYTES * num_tiles // self.parts * OUTPUTS
+        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums + ends)
 
 
 @cache
