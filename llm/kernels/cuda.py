@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+INSTRUCTIONS = "instructions.cu"
 OPTIONS = ("--std=c++17",)
 
 
@@ -106,8 +107,9 @@ class CudaKernel:
 
 @cache
 def source_text(source: str) -> str:
-    """Return the text of a source file of this package."""
-    return (Path(__file__).parent / source).read_text(encoding="utf-8")
+    """Return the text of a source file of this package, after that of `INSTRUCTIONS`."""
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in (INSTRUCTIONS, source))
 
 
 def _checked(results: tuple[Any, ...]) -> Any:

@@ -7,12 +7,9 @@
 // of outputs of a program, and STAGES; otherwise it is `expand`.
 //
 // A block of 16 outputs and 512 / BITS inputs is 1,024 bytes (see llm/kernels/words.py): lane
-// 4 g + t of a warp reads words of the outputs g and g + 8. One number of 4 bits as the lowest
-// mantissa bits of a bfloat16 is 128 + u, so that two numbers need a shift and an operation of
-// bits; the 128 is taken off the sums again. Numbers of 8 bits are two of 4.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
+// 4 g + t of a warp reads words of the outputs g and g + 8. `few_rows` multiplies the numbers as
+// bytes. For `rows` a number of 4 bits becomes the lowest mantissa bits of a bfloat16, which is
+// 128 + u: two of them need a shift and one operation of bits. Numbers of 8 bits are two of 4.
 
 #define WARPS (ROWS ? 16 : 8)
 #define THREADS (32 * WARPS)
@@ -50,89 +47,9 @@ struct Arguments {
     u32 pair_of_128;
 };
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return (u32)__cvta_generic_to_shared(pointer);
-}
-
-__device__ __forceinline__ void copy16(u32 target, const void* source) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-}
-
-__device__ __forceinline__ void copy_some(u32 target, const void* source, int bytes, bool exists) {
-    int count = exists ? bytes : 0;
-    if (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-                     "r"(count) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(target), "l"(source),
-                     "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int N>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-__device__ __forceinline__ void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float wide(u16 number) { return __uint_as_float((u32)number << 16); }
-
-__device__ __forceinline__ u32 narrow(float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-__device__ __forceinline__ float2 halves(u32 pair) {
-    float2 found;
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
-        : "=f"(found.x), "=f"(found.y) : "r"(pair));
-    return found;
-}
-
-__device__ __forceinline__ void multiply(
-    float* sums, const u32* a, const u32* b, int next, u32 x, u32 y) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(b[0]), "r"(a[next]), "r"(b[next]), "r"(x), "r"(y));
-}
-
-// 16 outputs with 32 (16) inputs and eight columns: unsigned bytes times signed ones.
-__device__ __forceinline__ void multiply_32(int* sums, u32 a, u32 b, u32 c, u32 d, u32 x, u32 y) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(x), "r"(y));
-}
-
-__device__ __forceinline__ void multiply_16(int* sums, u32 a, u32 b, u32 x) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(a), "r"(b), "r"(x));
-}
-
-// The greater number; not a number if one is not.
-__device__ __forceinline__ float maximum(float a, float b) {
-    float found;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
-    return found;
-}
 
 // Bytes 2, 1 and 0 of four words: the digits from the highest on.
 __device__ __forceinline__ void transpose(
@@ -146,9 +63,7 @@ __device__ __forceinline__ void transpose(
 // The eight numbers of a word, each 128 more, in pairs.
 __device__ __forceinline__ void expand_word(u32* pairs, u32 word, u32 added) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)  // shifted & 0x000f000f | added
-        asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
-            : "=r"(pairs[i]) : "r"(word >> (4 * i)), "r"(added));
+    for (int i = 0; i < 4; i++) pairs[i] = lowest_of_halves(word >> (4 * i), added);
 }
 
 // The scales or minimums of the outputs g and g + 8, of each group of a block.
@@ -509,8 +424,7 @@ __device__ __forceinline__ void expand_centred(u32* pairs, u32 word, u32 added) 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const bool is_low = BITS == 4 ? LOWS : i % 2 == 0;
-        asm("fma.rn.bf16x2 %0, %0, %1, %2;"
-            : "+r"(pairs[i]) : "r"(0x3f803f80u), "r"(is_low ? 0xc300c300u : 0xc308c308u));
+        pairs[i] = add_pairs(pairs[i], is_low ? 0xc300c300u : 0xc308c308u);
     }
 }
 
