@@ -128,7 +128,7 @@ def test_rows_of_many_inputs(num_in: int) -> None:
 
 
 def test_rows_of_unlike_numbers() -> None:
-    """Of small numbers next to great ones, of zeros and of what is not a number."""
+    """Small numbers next to great ones, zeros, and what is not a number."""
     words = random_words(48, 1024, "q4_0", 1 / 32)
     x = normal(2, 1024) * torch.logspace(-12, 12, 1024, device=CUDA).to(HALF)
     x[1, :256] = 0

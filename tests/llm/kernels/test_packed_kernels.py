@@ -102,7 +102,7 @@ def test_a_product_of_few_rows(case: tuple[int, int, bool, bool, int, int]) -> N
 
 
 def test_rows_of_unlike_numbers() -> None:
-    """Of small numbers next to great ones, of zeros and of what is not a number."""
+    """Small numbers next to great ones, zeros, and what is not a number."""
     words = matrix(4, 32, False, False, 24, 512)
     x = normal(2, 512) * torch.logspace(-12, 12, 512).to(HALF)
     x[1, :256] = 0
