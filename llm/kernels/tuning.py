@@ -8,15 +8,11 @@ For float8 weights the rules follow from the compiled code, and have not been ti
 work on the row costs as much as that on 200 bytes of weights a thread, so threads load as many
 bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
 program has one tile.
-
-Those for packed matrices follow from the compiled code, too. A program's threads are along the
-inputs, so that each holds only the inputs of one unit of 16 bytes of each output.
 """
 
 from __future__ import annotations
 
 from llm.kernels.blocks import Blocks
-from llm.kernels.words import UNIT_BITS
 
 MAX_ROWS = 2
 MAX_BLOCK_IN = 2048
@@ -24,7 +20,6 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
-PACKED_UNITS = 16  # units of 16 bytes that a thread loads at once, by row
 
 
 def blocks_for(
@@ -44,23 +39,6 @@ def blocks_for(
         block_out = max(block_out, 8)
     programs = LONG_PROGRAMS if is_long and num_rows == 1 and not is_float8 else 0
     return Blocks(block_out, _block_in(num_in), num_warps, programs)
-
-
-def packed_blocks(
-    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, bits: int = 4
-) -> Blocks | None:
-    """Return the tile sizes for `parts` packed matrices [num_out, num_in]; None: the kernel of many
-    rows is faster.
-    """
-    if num_rows > MAX_ROWS:
-        return None
-    unit = UNIT_BITS // bits
-    threads = 1 << (-(-num_in // unit) - 1).bit_length()
-    num_warps = min(max(threads // 32, 4), 8)
-    block_in = min(threads, num_warps * 32) * unit
-    per_output = parts * -(-num_in // block_in) * max(num_rows, 1)
-    block_out = min(max(_power_below(PACKED_UNITS // per_output), 2), 16)
-    return Blocks(block_out, block_in, num_warps)
 
 
 def _power_below(number: int) -> int:

@@ -7,7 +7,7 @@
     mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
     down, x.add_                     product (adds)              BLAS (adds)
 
-Of a packed matrix the products of many rows are computed by `llm.kernels.packed`, not BLAS.
+Of a packed matrix all products are those of `llm.kernels.packed`.
 
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
 by `llm.kernels.float8`, whose result is the input of the product.
@@ -26,40 +26,91 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from llm.batch import KVCacheInputs
+from llm.batch import KVCacheInputs, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.packed import multiply_packed
+from llm.kernels.packed import (
+    is_few,
+    multiply_packed,
+    packed_gated_product,
+    packed_heads,
+    packed_product,
+)
 from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows
-from llm.kernels.tuning import MAX_ROWS, blocks_for, packed_blocks
-from llm.kernels.words import Words
+from llm.kernels.tuning import MAX_ROWS, blocks_for
+from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
 from llm.parallel.group import Group
 
 
 class Matrix(NamedTuple):
-    """A linear layer without adapters, in floating point, float8 or packed."""
+    """A linear layer without adapters, in floating point, float8 or packed. Its methods are the
+    kernels for few rows, and return False or None for more.
+    """
 
     weight: Tensor | Words  # [N, K]
     bias: Tensor | None = None  # [N]
     scales: Tensor | None = None  # [N] of a float8 weight
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
-        """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
+        """Return the tile sizes of a product that is not packed; None: BLAS is faster."""
+        assert isinstance(self.weight, Tensor)
         num_out, num_in = self.weight.shape
+        width = self.weight.dtype.itemsize
+        return blocks_for(num_out // parts, num_in, num_rows, parts=parts, weight_bytes=width)
+
+    def multiply(
+        self, x: Tensor, out: Tensor, norm: RMSNorm | None, level: int, *, adds: bool = False
+    ) -> bool:
+        """Compute out = norm(x) Wᵀ (+ bias), or add it to `out`."""
+        given: dict[str, Any] = {"bias": self.bias, "adds": adds, "level": level}
+        if norm is not None:
+            given |= {"gain": norm.gain, "epsilon": norm.epsilon}
         if isinstance(self.weight, Words):
-            bits = self.weight.bits
-            return packed_blocks(num_out // parts, num_in, num_rows, parts=parts, bits=bits)
-        weight_bytes = self.weight.dtype.itemsize
-        return blocks_for(
-            num_out // parts, num_in, num_rows, parts=parts, weight_bytes=weight_bytes
+            if not is_few(self.weight, len(x)):
+                return False
+            packed_product(x, self.weight, out, **given)
+            return True
+        blocks = self.blocks(len(x))
+        if blocks is not None:
+            product(x, self.weight, out, blocks, scales=self.scales, **given)
+        return blocks is not None
+
+    def gated(self, x: Tensor, norm: RMSNorm, level: int) -> Tensor | None:
+        """Return silu(gate (norm x)) × up (norm x) for a matrix of gate and up."""
+        given: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "level": level}
+        if isinstance(self.weight, Words):
+            if not is_few(self.weight, len(x)):
+                return None
+            return packed_gated_product(x, self.weight, **given)
+        blocks = self.blocks(len(x), parts=2)
+        if blocks is None:
+            return None
+        return gated_product(x, self.weight, blocks, scales=self.scales, **given)
+
+    def project(
+        self, x: Tensor, norm: RMSNorm, rotations: Tensor, target: KVSlots, **given: Any
+    ) -> Tensor | None:
+        """Return rotated queries, and store keys and values; `given` are `num_heads` and `level` of
+        `project_heads`.
+        """
+        others: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "bias": self.bias}
+        if isinstance(self.weight, Words):
+            if not is_few(self.weight, len(x)) or target.keys.dtype is not x.dtype:
+                return None
+            return packed_heads(x, self.weight, rotations, target, **others, **given)
+        blocks = self.blocks(len(x))
+        if blocks is None:
+            return None
+        return project_heads(
+            x, self.weight, rotations, target, blocks, scales=self.scales, **others, **given
         )
 
 
@@ -115,34 +166,22 @@ class NormedProduct:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return [T, N] for x [T, K], in `out` if given, which may have another number format."""
         matrix, norm = self.matrix, self.norm
-        blocks = None if matrix is None else matrix.blocks(len(x))
-        if matrix is None or blocks is None:
-            if out is None:
-                return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
-            normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
-            if matrix is None or matrix.bias is not None:
-                return out.copy_(self._linear(normed))
-            if isinstance(matrix.weight, Words):
-                multiply_packed(normed, matrix.weight, out)
-                return out
-            if not x.is_cuda:
-                return out.copy_(self._linear(normed))
-            # The product is written in the wider format without rounding in between.
-            return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
+        if matrix is not None and len(x) <= MAX_ROWS:
+            target = x.new_empty(len(x), matrix.weight.shape[0]) if out is None else out
+            if matrix.multiply(x, target, norm, self._level):
+                return target
         if out is None:
-            out = x.new_empty(len(x), matrix.weight.shape[0])
-        product(
-            x,
-            matrix.weight,
-            out,
-            blocks,
-            scales=matrix.scales,
-            gain=norm.gain,
-            epsilon=norm.epsilon,
-            bias=matrix.bias,
-            level=self._level,
-        )
-        return out
+            return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
+        normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
+        if matrix is None or matrix.bias is not None:
+            return out.copy_(self._linear(normed))
+        if isinstance(matrix.weight, Words):
+            multiply_packed(normed, matrix.weight, out)
+            return out
+        if not x.is_cuda:
+            return out.copy_(self._linear(normed))
+        # The product is written in the wider format without rounding in between.
+        return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
 
 
 class GatedProduct:
@@ -154,6 +193,8 @@ class GatedProduct:
         """`quantizes`: the result of many rows is rounded for a layer that takes float8."""
         matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
+        if isinstance(gate_up, PackedLinear) and gate_up.out_features % (2 * OUTPUTS):
+            self.matrix = None
         self._norm = norm
         self._gate_up = gate_up
         self._is_float8 = takes_float8(gate_up)
@@ -163,18 +204,9 @@ class GatedProduct:
     def __call__(self, x: Tensor) -> Tensor | Float8Rows:
         """Return [T, I] for x [T, K]."""
         matrix, norm, level = self.matrix, self._norm, self._level
-        if matrix is not None:
-            blocks = matrix.blocks(len(x), parts=2)
-            if blocks is not None:
-                return gated_product(
-                    x,
-                    matrix.weight,
-                    blocks,
-                    scales=matrix.scales,
-                    gain=norm.gain,
-                    epsilon=norm.epsilon,
-                    level=level,
-                )
+        found = None if matrix is None else matrix.gated(x, norm, level)
+        if found is not None:
+            return found
         normed = normed_input(x, norm, level, is_float8=self._is_float8)
         return self._gate(self._gate_up(normed), level=level)
 
@@ -194,7 +226,8 @@ class AddedProduct:
             self.matrix = kernel_matrix(linear, "product", kernels)
         if self._mailbox is not None and self.matrix is not None:
             has_room = MAX_ROWS * linear.out_features <= self._mailbox.capacity
-            if self.matrix.bias is not None or not has_room:
+            is_packed = isinstance(self.matrix.weight, Words)
+            if self.matrix.bias is not None or not has_room or is_packed:
                 self.matrix = None
         # One rank has the bias of a matrix whose inputs are split; all must exchange in one way.
         if self._mailbox is not None and not group.minimum(self.matrix is not None):
@@ -206,31 +239,30 @@ class AddedProduct:
 
     def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
-        plain, matrix, mailbox = self._plain, self.matrix, self._mailbox
-        blocks = None if matrix is None else matrix.blocks(len(x))
-        if self._is_float8 and blocks is None and not isinstance(y, Float8Rows):
+        plain, matrix = self._plain, self.matrix
+        is_few = matrix is not None and len(x) <= MAX_ROWS
+        if self._is_float8 and not is_few and not isinstance(y, Float8Rows):
             y = quantize(y, level=self._level)
         if isinstance(y, Float8Rows):
             self._add(x, y)
-        elif matrix is not None and blocks is not None and mailbox is not None:
-            add_summed_product(
-                x, y, matrix.weight, blocks, mailbox, scales=matrix.scales, level=self._level
-            )
-        elif matrix is not None and blocks is not None:
-            product(
-                y,
-                matrix.weight,
-                x,
-                blocks,
-                scales=matrix.scales,
-                bias=matrix.bias,
-                adds=True,
-                level=self._level,
-            )
+        elif is_few and matrix is not None and self._add_few(x, y, matrix):
+            return
         elif plain is not None and not self._sums:
             torch.addmm(x, y, plain.t(), out=x)
         else:
             self._add(x, y)
+
+    def _add_few(self, x: Tensor, y: Tensor, matrix: Matrix) -> bool:
+        """Add with a kernel for few rows; False: there is none."""
+        mailbox = self._mailbox
+        if mailbox is None:
+            return matrix.multiply(y, x, None, self._level, adds=True)
+        blocks, weight = matrix.blocks(len(x)), matrix.weight
+        if blocks is None or not isinstance(weight, Tensor):
+            return False
+        scales, level = matrix.scales, self._level
+        add_summed_product(x, y, weight, blocks, mailbox, scales=scales, level=level)
+        return True
 
     def _add(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x the sum of all ranks' products."""
@@ -312,21 +344,15 @@ class FusedLayer:
         target, shape, norm = cache.slots(self._index), self._shape, self._head_norm
         matrix = self._qkv.matrix
         if self._projects and matrix is not None and target is not None:
-            blocks = matrix.blocks(len(x))
-            if blocks is not None:
-                query = project_heads(
-                    x,
-                    matrix.weight,
-                    rotations,
-                    target,
-                    blocks,
-                    scales=matrix.scales,
-                    gain=self._qkv.norm.gain,
-                    epsilon=self._qkv.norm.epsilon,
-                    bias=matrix.bias,
-                    num_heads=shape.num_heads,
-                    level=self._level,
-                )
+            query = matrix.project(
+                x,
+                self._qkv.norm,
+                rotations,
+                target,
+                num_heads=shape.num_heads,
+                level=self._level,
+            )
+            if query is not None:
                 return cache.attend_stored(self._index, query)
         projected = self._qkv(x).view(len(x), -1, shape.head_dim)
         rotate_heads(
