@@ -355,10 +355,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = read_lines(args.phonemes, symbols(args.package))
     passed, count = time.monotonic() - began, sum(map(len, lines.values()))
     print(f"ready in {passed:.0f} s: {count} lines, {len(studio.book.all)} voices", flush=True)
-    sizes = args.sessions, args.lines
     kind, timbres = ("plan", 0) if args.silent else ("take", 1 if args.alone else 2)
-    record(lambda: studio.take(draw_sessions(studio.book, lines, sizes, rng, args.named), timbres), args.out,
-           f"{kind}_{args.seed}", args.seconds)  # fmt: skip
+
+    def take() -> dict[str, np.ndarray]:
+        sizes = args.sessions, args.lines
+        return studio.take(draw_sessions(studio.book, lines, sizes, rng, args.named), timbres)
+
+    record(take, args.out, f"{kind}_{args.seed}", args.seconds)
 
 
 if __name__ == "__main__":
