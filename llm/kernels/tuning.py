@@ -9,13 +9,17 @@ work on the row costs as much as that on 200 bytes of weights a thread, so threa
 bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
 program has one tile.
 
+From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
+found with all of its kernels in one graph on an H100: each program fills most of a processor's
+shared memory, so that the next kernel's programs do not share one while others have none.
+
 Those for packed matrices follow from the compiled code, too. A program's threads are along the
 inputs, so that each holds only the inputs of one unit of 16 bytes of each output.
 """
 
 from __future__ import annotations
 
-from llm.kernels.blocks import Blocks
+from llm.kernels.blocks import Blocks, Tiles
 from llm.kernels.words import UNIT_BITS
 
 MAX_ROWS = 2
@@ -25,6 +29,9 @@ LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
 PACKED_UNITS = 16  # units of 16 bytes that a thread loads at once, by row
+MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
+SPLIT_PROGRAMS = 128  # one for nearly every processor
+SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
 
 
 def blocks_for(
@@ -61,6 +68,20 @@ def packed_blocks(
     per_output = parts * -(-num_in // block_in) * max(num_rows, 1)
     block_out = min(max(_power_below(PACKED_UNITS // per_output), 2), 16)
     return Blocks(block_out, block_in, num_warps)
+
+
+def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:
+    """Return the tiles of `llm.kernels.split_products` for `parts` matrices [num_out, num_in].
+
+    `is_whole`: the inputs are not divided, as with two parts.
+    """
+    block_in = min(128, max(16, 1 << (num_in - 1).bit_length()))
+    if parts == 2 or is_whole:
+        return Tiles(32, 1, block_in, 4, 4)
+    chunks = -(-num_in // block_in)
+    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
+    splits = -(-chunks // -(-chunks // wanted))  # none without inputs
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, 4)
 
 
 def _power_below(number: int) -> int:
