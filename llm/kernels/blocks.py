@@ -21,3 +21,16 @@ class Blocks:
         """Return the number of programs."""
         tiles = -(-num_out // self.block_out)
         return min(tiles, self.programs) if self.programs else tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A program multiplies `block_out` outputs, and one of `splits` parts of the inputs in chunks
+    of `block_in`, of which `stages` are on their way.
+    """
+
+    block_out: int
+    splits: int
+    block_in: int
+    num_warps: int
+    stages: int

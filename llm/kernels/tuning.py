@@ -8,11 +8,15 @@ For float8 weights the rules follow from the compiled code, and have not been ti
 work on the row costs as much as that on 200 bytes of weights a thread, so threads load as many
 bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
 program has one tile.
+
+From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
+found with all of its kernels in one graph on an H100: each program fills most of a processor's
+shared memory, so that the next kernel's programs do not share one while others have none.
 """
 
 from __future__ import annotations
 
-from llm.kernels.blocks import Blocks
+from llm.kernels.blocks import Blocks, Tiles
 
 MAX_ROWS = 2
 MAX_BLOCK_IN = 2048
@@ -20,6 +24,9 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
+MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
+SPLIT_PROGRAMS = 128  # one for nearly every processor
+SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
 
 
 def blocks_for(
@@ -39,6 +46,20 @@ def blocks_for(
         block_out = max(block_out, 8)
     programs = LONG_PROGRAMS if is_long and num_rows == 1 and not is_float8 else 0
     return Blocks(block_out, _block_in(num_in), num_warps, programs)
+
+
+def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:
+    """Return the tiles of `llm.kernels.split_products` for `parts` matrices [num_out, num_in].
+
+    `is_whole`: the inputs are not divided, as with two parts.
+    """
+    block_in = min(128, max(16, 1 << (num_in - 1).bit_length()))
+    if parts == 2 or is_whole:
+        return Tiles(32, 1, block_in, 4, 4)
+    chunks = -(-num_in // block_in)
+    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
+    splits = -(-chunks // -(-chunks // wanted))  # none without inputs
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, 4)
 
 
 def _power_below(number: int) -> int:

@@ -19,7 +19,7 @@ from llm.attention.gathered import GatheredBackend
 from llm.attention.page_lists import PageLists
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
-from llm.kernels.blocks import Blocks
+from llm.kernels.blocks import Blocks, Tiles
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.experts import choose_experts, sort_pairs
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
@@ -27,6 +27,7 @@ from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
+from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
@@ -40,8 +41,10 @@ from llm.layers.decoder import (
     RMSNorm,
     Rotary,
     SelfAttention,
+    rotate_,
     silu_and_multiply,
 )
+from llm.layers.depth import DepthTransformer
 from llm.layers.experts import (
     ExpertMatrix,
     ExpertsShape,
@@ -53,9 +56,12 @@ from llm.layers.experts import (
 from llm.layers.factory import LinearFactory
 from llm.layers.fused import FusedHead, FusedLayer
 from llm.layers.groups import Groups
+from llm.layers.linear import Linear
 from llm.layers.rotary import RotaryConfig
+from llm.layers.split_depth import SplitFrames
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
+from llm.request import FrameShape
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -574,22 +580,141 @@ def test_decoding_a_few_rows(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 3, 24), (8, 1, 8)])
-def test_attention_within_a_frame(heads: int, kv_heads: int, size: int) -> None:
+@pytest.mark.parametrize(("parts", "has_gain"), [(1, False), (3, True)])
+def test_attention_within_a_frame(
+    heads: int, kv_heads: int, size: int, parts: int, has_gain: bool
+) -> None:
     """Position by position, in a cache with garbage after the position."""
-    made = torch.Generator().manual_seed(heads)
     rows, positions = 3, 6
     cache = torch.full((2, rows, positions, kv_heads, size), torch.nan)
+    rotations = Rotary(RotaryConfig(size), positions, torch.device("cpu")).at(
+        torch.arange(positions)
+    )
+    norm = HeadNorm(normal(heads + kv_heads, size), EPSILON) if has_gain else None
     keys, values = [], []
     for position in range(positions):
-        projected = torch.randn(rows, heads + 2 * kv_heads, size, generator=made)
-        query = projected[:, :heads]
-        key_value = projected[:, heads:].view(rows, 2, kv_heads, size)
-        found = attend_frame(query, key_value, cache, position)
-        keys.append(key_value[:, 0])
-        values.append(key_value[:, 1])
+        projected = normal(parts, rows, (heads + 2 * kv_heads) * size)
+        own = projected.sum(0).view(rows, -1, size)
+        if norm is not None:
+            norm(own[:, : heads + kv_heads])
+        rotate_(own[:, : heads + kv_heads], rotations[position].expand(rows, 1, -1))
+        found = attend_frame(
+            projected,
+            rotations,
+            cache,
+            position,
+            num_heads=heads,
+            gain=None if norm is None else norm.gain,
+            epsilon=0.0 if norm is None else norm.epsilon,
+        )
+        keys.append(own[:, heads : heads + kv_heads])
+        values.append(own[:, heads + kv_heads :])
         past = [torch.stack(part, dim=2) for part in (keys, values)]  # [B, Hkv, P, D]
-        options = {"enable_gqa": True}
-        expected = F.scaled_dot_product_attention(query.unsqueeze(2), *past, **options)
+        query = own[:, :heads].unsqueeze(2)
+        expected = F.scaled_dot_product_attention(query, *past, enable_gqa=True)
         torch.testing.assert_close(found, expected.reshape(rows, -1), rtol=1e-5, atol=1e-5)
-    assert torch.equal(cache[0], torch.stack(keys, dim=1))
-    assert torch.equal(cache[1], torch.stack(values, dim=1))
+    torch.testing.assert_close(cache[0], torch.stack(keys, dim=1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cache[1], torch.stack(values, dim=1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "num_out", "num_in"),
+    [
+        (Tiles(16, 1, 32, 4, 3), 32, 64),
+        (Tiles(32, 2, 32, 4, 3), 50, 128),  # not all outputs of the last tile
+        (Tiles(16, 3, 16, 4, 3), 13, 72),  # a shorter part, and a remainder
+        (Tiles(16, 4, 32, 4, 3), 16, 64),  # parts without inputs
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [3, 33])
+def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
+    x, weight = normal(rows, num_in), normal(2 * num_out, num_in)
+    expected = x.double() @ weight.double().t()
+    found = multiply_split(x, weight, tiles)
+    assert found.shape == (tiles.splits, rows, 2 * num_out)
+    assert relative_error(found.sum(0), expected) < 1e-6
+    if tiles.splits == 1:
+        wide = torch.full((rows, 2 * num_out + 8), torch.nan)
+        multiply_split(x, weight, tiles, out=wide[:, : 2 * num_out])
+        assert torch.equal(wide[:, : 2 * num_out], found[0])
+        assert bool(wide[:, 2 * num_out :].isnan().all())
+        gate_half, up = expected.chunk(2, dim=1)
+        gated = multiply_gated(x, weight, tiles)
+        assert relative_error(gated, F.silu(gate_half) * up) < 1e-6
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_rows_are_added_and_normalised(parts: int) -> None:
+    x, norm = normal(5, 48), RMSNorm(normal(48), 1e-5)
+    sums = normal(parts, 5, 48) if parts else None
+    expected = x + sums.sum(0) if sums is not None else x.clone()
+    found = add_normalised(x, sums, norm.gain, norm.epsilon, x)
+    assert torch.allclose(x, expected, atol=1e-6)
+    assert torch.allclose(found, norm(expected), atol=1e-5)
+    table, codes = normal(9, 48), torch.tensor([3, 0, 8, 8, 1], dtype=torch.int32)
+    found = add_normalised(table, None, norm.gain, norm.epsilon, x, codes=codes)
+    assert torch.equal(x, table[codes])
+    assert torch.allclose(found, norm(x), atol=1e-6)
+
+
+def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) -> DepthTransformer:
+    """Return the same random one for any kernels: frames of a code of 20 and three of 12."""
+    made = torch.Generator().manual_seed(5)
+    hidden, inner, heads, kv_heads, size = 48, 80, 4, 2, 16
+    wide = hidden + 8 if projects else hidden
+    dtype = torch.float16
+    factory = LinearFactory(dtype=dtype, device=torch.device("cpu"), int8=False, vendor_blas=True)
+
+    def linear(num_out: int, num_in: int) -> Linear:
+        weight = torch.randn(num_out, num_in, generator=made) * num_in**-0.5
+        return factory.linear(LinearWeight(weight))
+
+    def norm() -> RMSNorm:
+        return RMSNorm((1 + 0.1 * torch.randn(hidden, generator=made)).to(dtype), 1e-5)
+
+    def layer(number: int) -> DecoderLayer:
+        gains = 1 + 0.1 * torch.randn(heads + kv_heads, size, generator=made)
+        weights = AttentionWeights(
+            linear((heads + 2 * kv_heads) * size, hidden),
+            linear(hidden, heads * size),
+            HeadNorm(gains, 1e-5) if head_norm else None,
+        )
+        attention = SelfAttention(
+            number, AttentionShape(heads, kv_heads, size), weights, NullGroup()
+        )
+        mlp = GatedMLP(linear(2 * inner, hidden), linear(hidden, inner), NullGroup())
+        return DecoderLayer(norm(), attention, norm(), mlp)
+
+    return DepthTransformer(
+        shape=FrameShape(4, 20, 100, (1, 0, 0, 0), 12),
+        embedding=torch.randn(20 + 3 * 12, wide, generator=made).to(dtype),
+        projection=linear(hidden, wide) if projects else None,
+        layers=[layer(number) for number in range(2)],
+        rotary=Rotary(RotaryConfig(size), 4, torch.device("cpu")),
+        heads=[LogitsHead(norm(), linear(12, hidden)) for _ in range(3)],
+        kernels=kernels,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "head_norm", "projects"),
+    [(ALL, True, False), (ALL, False, True), (VENDOR, True, True)],
+    ids=["head norm", "projection", "vendor"],
+)
+def test_a_depth_transformer(
+    kernels: KernelSet, head_norm: bool, projects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one row, some, and so many that each product is one of BLAS."""
+    monkeypatch.setattr("llm.layers.split_depth.MAX_SPLIT_ROWS", 4)
+    options = {"head_norm": head_norm, "projects": projects}
+    plain, own = (depth_transformer(chosen, **options) for chosen in (KernelSet(), kernels))
+    for rows in (1, 4, 5):
+        hidden = normal(rows, plain.embedding.shape[1], dtype=torch.float16)
+        frames, expected = own.begin(hidden), plain.begin(hidden)
+        assert isinstance(frames, SplitFrames) == (rows == 4 and kernels is ALL)
+        for code in range(3):
+            codes = torch.randint(0, 12 + 8 * (code == 0), (rows,), dtype=torch.int32)
+            found = frames.next_logits(codes)
+            assert found.shape == (rows, 12)
+            assert relative_error(found, expected.next_logits(codes)) < 5e-3
