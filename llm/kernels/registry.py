@@ -27,7 +27,12 @@ KERNELS = (
     Kernel("attend_frame", "llm.layers.depth.DepthFrames"),
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
-    Kernel("multiply_split", "llm.layers.linear.FloatLinear", is_product=True),
+    Kernel(
+        "multiply_split",
+        "llm.layers.linear.FloatLinear",
+        is_product=True,
+        is_experimental=True,
+    ),
     Kernel(
         "attend_few_rows",
         "llm.attention.gathered.GatheredBackend",
