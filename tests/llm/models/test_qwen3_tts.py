@@ -110,7 +110,11 @@ def engine(folder: Path) -> Iterator[Engine]:
 def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> Iterator[TokenChunk]:
     """Greedily, and with the texts of `TEXTS_OF`, unless `values` has others."""
     texts = TEXTS_OF.get(tuple(prompt), ())
-    own = {"temperature": 0.0, "max_tokens": NUM_FRAMES, "frame_texts": texts}
+    own: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": NUM_FRAMES,
+        "frame_texts": texts,
+    }
     sampling = SamplingParams(**own | values)
     return engine.submit(Request(name, tuple(prompt), sampling))
 
