@@ -103,6 +103,7 @@ class DecodeClient:
         self._bases, self._watermark = tuple(each.base for each in endpoints), watermark
         self._num_open = [0] * len(self._prefills)
         self._pools: dict[int, PoolHandle | None] = {}  # for each engine
+        self._proven: set[int] = set()  # engines whose writes have arrived in the pool
         self._releasing: set[asyncio.Task[None]] = set()
         self._num_fetching = 0
         self._names = itertools.count()
@@ -294,13 +295,17 @@ class DecodeClient:
         if not inbox.path:
             pool = None  # the end of a write could not be noticed
         try:
-            answers = remote.prefill(request, first_page, inbox.path, pool, missing if pool else ())
+            targets, is_proven = missing if pool else (), number in self._proven
+            answers = remote.prefill(
+                request, first_page, inbox.path, pool, targets, pool is not None and not is_proven
+            )
             async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
                 async for pages in answers:
                     limit.reschedule(loop.time() + ANSWER_S)
                     if pages.is_written:
-                        _check_written(pages, missing if pool else ())
-                        await self._check_digest(number, pages, missing)
+                        _check_written(pages, targets)
+                        if not is_proven or pages.digest is not None:
+                            await self._check_digest(number, pages, missing)
                     else:
                         store = partial(self._store, transfer.missing, pages, inbox)
                         await loop.run_in_executor(self._writer, store)
@@ -353,17 +358,16 @@ class DecodeClient:
         return self._pools[number]
 
     async def _check_digest(self, number: int, pages: Pages, missing: tuple[int, ...]) -> None:
-        """Compare what an engine has written for the first time with what it has read.
+        """Compare what an engine has written with what it has read, until this was right once.
 
         Between some GPUs copies arrive incomplete without an error. Raises ValueError, and has the
         engine write to this pool no more.
         """
-        if pages.digest is None:
-            return
         found = await asyncio.to_thread(self._transfer.digest, missing)
         if found != pages.digest:
             self._pools[number] = None
             raise ValueError("its pages did not arrive in this engine's pool as they were sent")
+        self._proven.add(number)
 
     def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
         """Write received pages to the pool; on the writer's thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -129,21 +130,30 @@ def test_a_pool_that_cannot_be_mapped_is_not_written(
 def test_pages_that_arrive_otherwise_are_not_used(
     text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Copies between some GPUs report success and change nothing."""
+    """Copies between some GPUs report success and change nothing. Pages are compared until some of
+    them have arrived, also those of prompts that move together.
+    """
     ways = parts.ways_of_pages(monkeypatch)
-    monkeypatch.setattr(PeerPool, "write", lambda self, pages, own_pages: None)
+    is_written = threading.Event()
+    monkeypatch.setattr(PeerPool, "write", lambda self, pages, own_pages: is_written.set())
 
     async def scenario() -> None:
         asked = requests(count=3)
         expected = await parts.oracle(text_checkpoint, asked)
         async with roles(text_checkpoint) as served:
-            found = [(await tokens_of(served.client, request))[0] for request in asked]
-            assert found == expected
-            assert ways == {parts.WRITTEN, parts.INBOX}
+            first = asyncio.create_task(tokens_of(served.client, replace(asked[0], request_id="c")))
+            await asyncio.to_thread(is_written.wait, 60)
+            first.cancel()  # before it can compare
+            await asyncio.gather(first, return_exceptions=True)
+            assert await parts.all_tokens(served.client, asked[:2]) == expected[:2]
+            assert parts.WRITTEN in ways
+            ways.clear()
+            assert (await tokens_of(served.client, asked[2]))[0] == expected[2]
+            assert ways == {parts.INBOX}
             await served.check_released()
 
     run(scenario)
-    assert caplog.text.count("did not arrive in this engine's pool") == 1
+    assert "did not arrive in this engine's pool" in caplog.text
 
 
 def num_mapped() -> int:
@@ -159,6 +169,7 @@ def test_the_pool_of_a_reader_that_is_gone_is_unmapped(text_checkpoint: Path) ->
         base = new_base()
         async with parts.prefill_engine(text_checkpoint, base):
             local = parts.client_of(text_checkpoint, PipelineRole.DecodeOnly)
+            gc.collect()  # clients of other tests
             own = num_mapped()
             client = await DecodeClient.connect(local, [base])
             await tokens_of(client, asked)
