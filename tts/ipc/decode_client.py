@@ -216,6 +216,8 @@ class DecodeClient:
             if claim is not None:
                 written, token = transfer.num_written, transfer.token
                 transfer.received = self._transfer.received(claim, written, token)
+            else:  # one that comes too late would hold what the prompt waits for
+                self._post(partial(self._release, transfer))
             yield transfer.received
         finally:
             if transfer.received is None or not transfer.received.is_taken:
@@ -252,8 +254,9 @@ class DecodeClient:
             await asyncio.to_thread(self._transfer.wait_for_room)
 
     def _release(self, transfer: _Transfer) -> None:
-        if transfer.claim is not None:
-            self._transfer.release(transfer.claim, num_written=transfer.num_written)
+        claim, transfer.claim = transfer.claim, None
+        if claim is not None:
+            self._transfer.release(claim, num_written=transfer.num_written)
 
     def _post(self, command: Callable[[], None]) -> None:
         with suppress(EngineStoppedError):

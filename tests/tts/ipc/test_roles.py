@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import threading
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -367,6 +368,34 @@ def test_a_prompt_without_room_waits_in_the_scheduler(
             assert await tokens_of(served.client, asked) == (expected, 0)
             rest = [chunk async for chunk in chunks]
             assert tuple(t for chunk in (first, *rest) for t in chunk.token_ids) == later
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_claim_that_comes_too_late_is_released(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the pages that the prompt waits for in the scheduler."""
+    claim, num_calls = PageTransfer.claim, 0
+
+    def slowly(self: PageTransfer, *arguments: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            return None
+        time.sleep(0.5)
+        return claim(self, *arguments)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(decode_client, "LONGEST_WAIT_S", 0.2)
+        asked = Request("asked", prompt(2, 90), SamplingParams(max_tokens=5))
+        [expected] = await parts.oracle(text_checkpoint, [asked])
+        async with roles(text_checkpoint, cache={"num_pages": 9}) as served:
+            monkeypatch.setattr(PageTransfer, "claim", slowly)
+            async with asyncio.timeout(20):
+                assert await tokens_of(served.client, asked) == (expected, 0)
+            assert num_calls == 2
             await served.check_released()
 
     run(scenario)
