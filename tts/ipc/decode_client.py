@@ -324,24 +324,24 @@ class DecodeClient:
 
     def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
         """Keep an engine from writing to the pool; leave the claim to `_release_later` if it may be
-        writing. `is_lost`: its process may have ended.
+        writing. `is_lost`: its process may have ended, whose last copies on a GPU end later.
         """
-        if inbox.shut() and not is_lost:
+        if inbox.shut() and not (is_lost and self._transfer.is_on_gpu):
             return
         left = replace(transfer)
         transfer.claim, transfer.num_written, transfer.token = None, 0, None
-        task = asyncio.create_task(self._release_later(left, inbox, is_lost=is_lost))
+        task = asyncio.create_task(self._release_later(left, inbox))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release_later(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
+    async def _release_later(self, transfer: _Transfer, inbox: Inbox) -> None:
         """Release a claim once its pages are certainly not written any more: when the other engine
         has closed the request, or its process has ended.
         """
         try:
             while not inbox.shut():
                 await asyncio.sleep(SHUT_S)
-            if is_lost and self._transfer.is_on_gpu:
+            if self._transfer.is_on_gpu:
                 await asyncio.sleep(TEARDOWN_S)
             self._writer.submit(self._post, partial(self._release, transfer))
         finally:

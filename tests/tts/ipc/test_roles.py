@@ -246,8 +246,12 @@ def test_pages_that_may_be_written_are_not_used(
                 assert (await running)[0] == expected
             await asyncio.sleep(0.2)
             assert kv.num_transfers == 1, "its pages are held"
+            served.client._transfer.is_on_gpu = True
             may_end.set()
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            assert kv.num_transfers == 1, "a process that ended would look the same"
             await served.check_released()
+            served.client._transfer.is_on_gpu = False
             again = Request("again", asked.prompt_ids, asked.sampling, cache_salt="again")
             await wait_until(lambda: served.client._prefills[0].takes_work)
             assert (await tokens_of(served.client, again))[0] == expected
