@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,10 @@ from llm import (
 )
 from llm.kv_cache import transfer
 from tests.fakes import build_text_checkpoint
+from tests.llm.csm_checkpoints import write_csm
+from tests.llm.higgs_checkpoints import write_higgs
 from tests.llm.lora.adapters import write_adapter
+from tests.llm.qwen3_tts_checkpoints import write_qwen3_tts
 from tests.tts.engine.jobs import run
 from tests.tts.ipc import roles as parts
 from tests.tts.ipc.remote_engine import new_base, new_tcp_base, wait_until
@@ -87,6 +91,43 @@ def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
             other = Request("salted", long.prompt_ids, long.sampling, cache_salt="other")
             assert await tokens_of(served.client, other) == (tokens, 90)
             assert served.sent == [13]
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("write", [write_qwen3_tts, write_csm, write_higgs])
+@pytest.mark.parametrize("decode", [{}, OVERLAP], ids=["steps", "overlap"])
+def test_frames_are_those_of_one_engine(
+    tmp_path: Path, write: Callable[[Path], Path], decode: dict[str, Any]
+) -> None:
+    """With the texts of frames, and codes that delays force; the first frame comes from the engine
+    for prompts.
+    """
+    folder = write(tmp_path / "model")
+    has_texts = write is write_qwen3_tts
+    asked = [
+        Request(
+            f"r{number}",
+            tuple((number * 7 + place * 3) % 30 for place in range(50 + number)),
+            SamplingParams(
+                seed=number,
+                temperature=0.9 * (number % 2),
+                max_tokens=12,
+                ignore_eos=True,
+                frame_texts=(5, 7, 9, 3) if has_texts else (),
+            ),
+        )
+        for number in range(4)
+    ]
+
+    async def scenario() -> None:
+        small = {"max_length": 100}
+        expected = await parts.oracle(folder, asked, **small)
+        async with roles(folder, prefill=small, **small, **decode) as served:
+            found = [await tokens_of(served.client, request) for request in asked]
+            assert [cached for _, cached in found] == [len(r.prompt_ids) for r in asked]
+            assert [tokens for tokens, _ in found] == expected
             await served.check_released()
 
     run(scenario)
