@@ -124,6 +124,7 @@ def test_a_paused_sequence_with_pages_that_never_ran_stays_in_front() -> None:
     made.add("older", 36, **endless(max_tokens=2))
     request = Request("x", tuple(range(1, 13)), SamplingParams(max_tokens=2))
     assert made.kv.claim("claim", range(13), is_transfer=True) == 0
+    made.scheduler.check_integrity()
     sequence = Sequence(request, made.now)
     sequence.received = ReceivedPrompt("claim", 0, 0)
     made.requests["x"], made.chunks["x"] = request, []
