@@ -300,6 +300,15 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert [path for path in named if not any(ROOT.glob(path))] == []
 
 
+def test_no_document_has_the_marks_of_an_unfinished_merge() -> None:
+    paths = [
+        *PATHS,
+        *(path for folder in ("training", "tts") for path in ROOT.glob(f"{folder}/**/*.md")),
+    ]
+    marked = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert [path for path in paths if marked.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_front_page_leads_to_every_page() -> None:
     index = DOCUMENTS["docs/index.md"]
     assert "(docs/index.md)" in README

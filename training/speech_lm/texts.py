@@ -18,7 +18,7 @@ from training.strings import Strings
 
 HELD_OUT_LINE = 400  # one line in so many is never trained on
 QUOTES = str.maketrans("\u201c\u201d\u2018\u2019\u2014\u2013", "\"\"''--")
-EDGES = b'.,!?;:"-'
+EDGES = b'.,!?;:"()-'
 
 
 def written(text: str) -> bytes:

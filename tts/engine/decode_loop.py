@@ -163,6 +163,7 @@ class DecodeLoop:
             if former is not None and not former.is_done:
                 raise RequestError(f"request_id '{task.request_id}' is in use")
             self._tasks[task.request_id] = task
+            self._waits_until_s = -math.inf  # it may replace another one: their number is the same
         task.notify = self._dirty.append
 
     def remove(self, task: StreamTask) -> None:

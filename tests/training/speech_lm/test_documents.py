@@ -28,6 +28,7 @@ from training.speech_lm.documents import (
     held_out,
     pronounced,
     pronounced_held_out,
+    some_words,
     spoken,
     wanted,
 )
@@ -176,6 +177,13 @@ def test_words_without_letters_are_symbols_in_every_text(unwritten: tuple[Speech
     assert not any(ord("_") in letters.tokens(i) for i in range(200))
     held = pronounced_held_out(texts)
     assert len(held.length) == (texts.held_out & ~texts.unwritten).sum()
+
+
+def test_words_without_letters_may_be_in_parentheses() -> None:
+    symbols = Symbols(KNOWN | {"(": 100, ")": 102})
+    texts = Texts([["fˈad (bˈad) fˈad\tFad (_) fad"], ["bˈad\t_"]], symbols)
+    words = [read(word, symbols) for word in some_words(texts, 0, seed=0, chance=0.0)]
+    assert words == ["Fad", "(|bˈad)", "fad"]
 
 
 def test_voice_tokens_are_a_row_of_their_session_or_its_voices_fixed_one(

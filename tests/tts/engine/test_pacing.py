@@ -208,6 +208,19 @@ def test_the_model_does_not_wait(change: Callable[[CrowdedBench], None]) -> None
     in_loop(scenario)
 
 
+def test_the_model_does_not_wait_while_a_stream_has_replaced_another_one() -> None:
+    """The number of requests is the same as before."""
+
+    async def scenario() -> None:
+        bench = CrowdedBench(25)
+        assert bench.waits()
+        end_one(bench)
+        begin(bench)
+        assert not bench.waits()
+
+    in_loop(scenario)
+
+
 def test_the_model_does_not_wait_for_audio_in_one_block_nor_with_requests_of_others() -> None:
     async def scenario() -> None:
         assert not CrowdedBench(25, sizes=None).waits()
