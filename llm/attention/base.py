@@ -195,10 +195,10 @@ class PlannedAttention(Generic[PlanT]):
     def slots(self, layer: int) -> KVSlots | None:
         """Return where a kernel may store one layer's keys and values before `attend_stored`.
 
-        None for float8 pages: `KVPool.write` converts to that format.
+        None for float8 pages that the device's kernels cannot convert to: `KVPool.write` does.
         """
         slots, pool = self.backend.slots(self.plan), self.backend.pool
-        if slots is None or pool.dtype.itemsize == 1:
+        if slots is None or (pool.dtype.itemsize == 1 and not pool.kernels_take_float8):
             return None
         return KVSlots(pool.keys(layer), pool.values(layer), slots)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from llm.attention.base import AttentionOptions, PlannedAttention
 from llm.attention.few_rows import FewRowsDecode
 from llm.attention.gathered import GatheredBackend
+from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
@@ -27,7 +28,7 @@ from llm.kernels.frames import attend_frame
 from llm.kernels.packed import multiply_packed
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
-from llm.kernels.rounding import quantize_rows
+from llm.kernels.rounding import FLOAT8, quantize_rows
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
@@ -270,16 +271,16 @@ def test_a_float8_layer(kernels: KernelSet, rows: int, bias: bool) -> None:
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_float8_product(blocks: Blocks, rows: int) -> None:
-    """Float8 numbers multiply exactly; products are compared with those in double precision."""
+    """Float8 numbers multiply exactly, and few of their products are added in float16."""
     x, weight = normal(rows, 100, dtype=HALF), quantize_rows(normal(13, 100))
     rounded = quantize_rows(x)
     matrix = weight.values.double() * weight.scales.double()[:, None]
     expected = (rounded.values.double() * rounded.scales.double()[:, None]) @ matrix.t()
     out = torch.full((rows, 13), float("nan"))
     product(x, weight.values, out, blocks, scales=weight.scales)
-    assert relative_error(out, expected) < 1e-6
+    assert relative_error(out, expected) < 1e-3
     product(x, weight.values, out, blocks, scales=weight.scales, adds=True)
-    assert relative_error(out, 2 * expected) < 1e-6
+    assert relative_error(out, 2 * expected) < 1e-3
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -293,7 +294,7 @@ def test_a_gated_float8_product(rows: int) -> None:
     found = gated_product(
         x, weight.values, BLOCKS[0], scales=weight.scales, gain=gain, epsilon=EPSILON
     )
-    assert relative_error(found, F.silu(left) * right) < 1e-6
+    assert relative_error(found, F.silu(left) * right) < 1e-3
 
 
 @dataclass(frozen=True)
@@ -580,6 +581,24 @@ def test_the_selection_of_products() -> None:
     assert FusedHead(head, ALL).num_kernel_products == 0
 
 
+def decoding(contexts: list[int], page_size: int) -> ForwardBatch:
+    """Return a step of rows with these contexts, over pages in random order."""
+    counts = [-(-context // page_size) for context in contexts]
+    ids = (torch.randperm(sum(counts)) + 1).tolist()
+    positions = torch.tensor(contexts) - 1
+    return ForwardBatch(
+        mode=ForwardMode.DECODE,
+        request_ids=tuple(map(str, contexts)),
+        query_lens=(1,) * len(contexts),
+        context_lens=tuple(contexts),
+        pages=tuple(tuple(ids.pop() for _ in range(count)) for count in counts),
+        page_size=page_size,
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        slot_mapping=torch.zeros_like(positions),
+    )
+
+
 @pytest.mark.parametrize(
     ("contexts", "splits", "window", "soft_cap"),
     [
@@ -599,21 +618,8 @@ def test_decoding_a_few_rows(
     """One split and several, some of several tiles, some without keys."""
     monkeypatch.setattr("llm.attention.few_rows.MAX_SPLITS", splits)
     page_size, heads, kv_heads, size = 8, 6, 2, 16
-    counts = [-(-context // page_size) for context in contexts]
-    ids = (torch.randperm(sum(counts)) + 1).tolist()
-    positions = torch.tensor(contexts) - 1
-    batch = ForwardBatch(
-        mode=ForwardMode.DECODE,
-        request_ids=tuple(map(str, contexts)),
-        query_lens=(1,) * len(contexts),
-        context_lens=tuple(contexts),
-        pages=tuple(tuple(ids.pop() for _ in range(count)) for count in counts),
-        page_size=page_size,
-        input_ids=torch.zeros_like(positions),
-        positions=positions,
-        slot_mapping=torch.zeros_like(positions),
-    )
-    pool = KVPool(1, sum(counts) + 1, page_size, kv_heads, size)
+    batch = decoding(contexts, page_size)
+    pool = KVPool(1, sum(map(len, batch.pages)) + 1, page_size, kv_heads, size)
     pool.storage[0].normal_()
     options = AttentionOptions(heads, torch.float32, (window,), soft_cap, few_rows_level=0)
     query = normal(len(contexts), heads + 3, size)[:, :heads]
@@ -622,6 +628,39 @@ def test_decoding_a_few_rows(
     for _ in range(2):
         found = own.attend(0, query, window)
         assert torch.allclose(found, expected.attend_stored(0, query), atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [8, 64])
+@pytest.mark.parametrize("is_float8", [False, True])
+@pytest.mark.parametrize(
+    ("contexts", "window", "soft_cap"),
+    [([130, 7, 1, 64], None, None), ([72, 65], 20, None), ([200], 70, 5.0)],
+)
+def test_decoding_many_rows(
+    contexts: list[int],
+    window: int | None,
+    soft_cap: float | None,
+    is_float8: bool,
+    page_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contexts of one split and of several, beside a row that another kernel computes."""
+    monkeypatch.setattr("llm.attention.many_rows.SPLIT_KEYS", 64)
+    heads, kv_heads, size = 6, 2, 16
+    batch = decoding([*contexts, 9], page_size)
+    num_pages, dtype = sum(map(len, batch.pages)) + 1, torch.float32
+    pool = KVPool(1, num_pages, page_size, kv_heads, size, FLOAT8 if is_float8 else dtype)
+    pool.storage[0].copy_(normal(*pool.storage[0].shape).to(pool.dtype))
+    options = AttentionOptions(heads, dtype, (window,), soft_cap, few_rows_level=0)
+    query = normal(len(contexts) + 1, heads + 3, size)[:, :heads]
+    counterpart = PlannedAttention.create(batch, GatheredBackend(pool, options))
+    expected = counterpart.attend_stored(0, query)
+    count, scratch = len(contexts), torch.empty(4 * len(contexts) * kv_heads * 4 * (size + 2))
+    own = ManyRowsDecode(pool, options, PageLists.of(batch, 0, count + 1), count, scratch)
+    out = torch.full((count, heads * size), float("nan"))
+    for _ in range(2):
+        own.attend(0, query[:count], window, out)
+        assert relative_error(out, expected[:count]) < (1e-3 if is_float8 else 1e-6)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 3, 24), (8, 1, 8)])
