@@ -10,7 +10,8 @@
 Of a packed matrix the products of many rows are computed by `llm.kernels.packed`, not BLAS.
 
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
-by `llm.kernels.float8`, whose result is the input of the product.
+by `llm.kernels.float8`, whose result is the input of the product. BLAS multiplies the rounded
+numbers; the next kernel applies their scales, and what is added to x is added before the next norm.
 
 With several ranks the products that are added to x are sums over ranks: few rows are summed in the
 product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
@@ -29,14 +30,14 @@ from torch import Tensor
 from llm.batch import KVCacheInputs
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
-from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
 from llm.kernels.packed import multiply_packed
 from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
-from llm.kernels.rounding import Float8Rows
+from llm.kernels.rounding import Float8Rows, ScaledProduct
 from llm.kernels.tuning import MAX_ROWS, blocks_for, packed_blocks
 from llm.kernels.words import Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
@@ -102,6 +103,13 @@ def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> An
     return function(x, norm.gain, norm.epsilon, level=level)
 
 
+def scaled_product(linear: Linear, x: Tensor | Float8Rows) -> Any:
+    """Return a layer's product, as a `ScaledProduct` where BLAS computes it from rounded rows."""
+    if isinstance(linear, Float8Linear) and linear.uses_blas and isinstance(x, Float8Rows):
+        return linear.multiply(x)
+    return linear(x)  # type: ignore[arg-type]
+
+
 class NormedProduct:
     """Computes linear(norm x)."""
 
@@ -144,6 +152,22 @@ class NormedProduct:
         )
         return out
 
+    def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
+        """Return the same, or a product whose scales its reader applies."""
+        if not self._is_float8 or (self.matrix is not None and self.matrix.blocks(len(x))):
+            return self(x)
+        normed = normed_input(x, self.norm, self._level, is_float8=True)
+        found: Tensor | ScaledProduct = scaled_product(self._linear, normed)
+        return found
+
+
+def add(x: Tensor, added: Tensor | ScaledProduct | None, level: int) -> None:
+    """Add to x [T, N] what is left to add."""
+    if isinstance(added, ScaledProduct):
+        add_scaled(x, added, level=level)
+    elif added is not None:
+        x.add_(added)
+
 
 class GatedProduct:
     """Computes silu(gate (norm x)) × up (norm x)."""
@@ -157,12 +181,18 @@ class GatedProduct:
         self._norm = norm
         self._gate_up = gate_up
         self._is_float8 = takes_float8(gate_up)
-        self._gate = gate_quantized if quantizes else gate
+        self._quantizes = quantizes
         self._level = kernels.launch_level
 
-    def __call__(self, x: Tensor) -> Tensor | Float8Rows:
-        """Return [T, I] for x [T, K]."""
+    def __call__(
+        self, x: Tensor, added: Tensor | ScaledProduct | None = None
+    ) -> Tensor | Float8Rows:
+        """Return [T, I] for x [T, K], after `added` is added to x."""
         matrix, norm, level = self.matrix, self._norm, self._level
+        if added is not None and self._is_float8:
+            normed = normalise_quantized(x, norm.gain, norm.epsilon, added=added, level=level)
+            return self._gated(normed)
+        add(x, added, level)
         if matrix is not None:
             blocks = matrix.blocks(len(x), parts=2)
             if blocks is not None:
@@ -175,8 +205,12 @@ class GatedProduct:
                     epsilon=norm.epsilon,
                     level=level,
                 )
-        normed = normed_input(x, norm, level, is_float8=self._is_float8)
-        return self._gate(self._gate_up(normed), level=level)
+        return self._gated(normed_input(x, norm, level, is_float8=self._is_float8))
+
+    def _gated(self, normed: Any) -> Tensor | Float8Rows:
+        if self._quantizes:
+            return gate_quantized(scaled_product(self._gate_up, normed), level=self._level)
+        return gate(self._gate_up(normed), level=self._level)
 
 
 class AddedProduct:
@@ -206,13 +240,17 @@ class AddedProduct:
 
     def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
+        add(x, self.begin(x, y), self._level)
+
+    def begin(self, x: Tensor, y: Tensor | Float8Rows) -> Tensor | ScaledProduct | None:
+        """Do the same, or return what still has to be added."""
         plain, matrix, mailbox = self._plain, self.matrix, self._mailbox
         blocks = None if matrix is None else matrix.blocks(len(x))
         if self._is_float8 and blocks is None and not isinstance(y, Float8Rows):
             y = quantize(y, level=self._level)
         if isinstance(y, Float8Rows):
-            self._add(x, y)
-        elif matrix is not None and blocks is not None and mailbox is not None:
+            return self._add(x, y)
+        if matrix is not None and blocks is not None and mailbox is not None:
             add_summed_product(
                 x, y, matrix.weight, blocks, mailbox, scales=matrix.scales, level=self._level
             )
@@ -230,20 +268,25 @@ class AddedProduct:
         elif plain is not None and not self._sums:
             torch.addmm(x, y, plain.t(), out=x)
         else:
-            self._add(x, y)
+            return self._add(x, y)
+        return None
 
-    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> None:
-        """Add to x the sum of all ranks' products."""
+    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> Tensor | ScaledProduct | None:
+        """Add to x the sum of all ranks' products, or return it."""
+        if not self._sums:
+            own: Tensor | ScaledProduct = scaled_product(self._linear, y)
+            return own
         parcel = None if self._mailbox is None else self._mailbox.parcel_of(x)
         if self._mailbox is None or parcel is None:
-            x.add_(self._group.all_reduce(self._linear(y)))
-            return
+            found: Tensor = self._group.all_reduce(self._linear(y))
+            return found
         plain = self._plain
         if plain is not None and isinstance(y, Tensor):
             torch.mm(y, plain.t(), out=parcel)
         else:
             parcel.copy_(self._linear(y))
         add_parcels(x, self._mailbox, level=self._level)
+        return None
 
 
 class FusedMLP:
@@ -259,9 +302,9 @@ class FusedMLP:
         """Number of its two matrices that built-in kernels multiply with."""
         return sum(part.matrix is not None for part in (self._gate_up, self._down))
 
-    def __call__(self, x: Tensor) -> None:
-        """Update x [T, hidden] in place."""
-        self._down(x, self._gate_up(x))
+    def __call__(self, x: Tensor, added: Tensor | ScaledProduct | None) -> None:
+        """Update x [T, hidden] in place, after `added` is added to it."""
+        self._down(x, self._gate_up(x, added))
 
 
 class NormedMLP:
@@ -272,9 +315,10 @@ class NormedMLP:
     def __init__(self, norm: RMSNorm, mlp: MLP, kernels: KernelSet) -> None:
         self._norm, self._mlp, self._level = norm, mlp, kernels.launch_level
 
-    def __call__(self, x: Tensor) -> None:
-        """Update x [T, hidden] in place."""
+    def __call__(self, x: Tensor, added: Tensor | ScaledProduct | None) -> None:
+        """Update x [T, hidden] in place, after `added` is added to it."""
         norm = self._norm
+        add(x, added, self._level)
         x.add_(self._mlp(normalise(x, norm.gain, norm.epsilon, level=self._level)))
 
 
@@ -304,8 +348,7 @@ class FusedLayer:
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""
-        self._output(x, self._attend(x, rotations, cache))
-        self._mlp(x)
+        self._mlp(x, self._output.begin(x, self._attend(x, rotations, cache)))
 
     def _attend(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
         """Return [T, H × D]."""
@@ -328,7 +371,12 @@ class FusedLayer:
                     level=self._level,
                 )
                 return cache.attend_stored(self._index, query)
-        projected = self._qkv(x).view(len(x), -1, shape.head_dim)
+        found, scales = self._qkv.scaled(x), None
+        if isinstance(found, ScaledProduct):
+            values, scales = found.values, (found.row_scales, found.scales)
+        else:
+            values = found
+        projected = values.view(len(x), -1, shape.head_dim)
         rotate_heads(
             projected,
             rotations,
@@ -336,6 +384,7 @@ class FusedLayer:
             num_heads=shape.num_heads,
             gain=None if norm is None else norm.gain,
             epsilon=0.0 if norm is None else norm.epsilon,
+            scales=scales,
             level=self._level,
         )
         query = projected[:, : shape.num_heads]
