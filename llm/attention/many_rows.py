@@ -94,6 +94,36 @@ def _tile(
 
 
 @triton.jit
+def _attend_block(
+    group: tl.tuple,
+    key: tl.tuple,
+    value: tl.tuple,
+    is_seen: tl.tensor,
+    state: tl.tuple,
+    scale: tl.tensor,
+    SOFT_CAP: tl.constexpr,
+) -> tl.tuple:
+    """Return the state after another block of keys: maximum [G], sum [G], values of each part [G,
+    D / parts]; exponents have base two.
+    """
+    largest, total, summed = state
+    scores = tl.dot(group[0], key[0])
+    for part in tl.static_range(1, len(group)):
+        scores = tl.dot(group[part], key[part], scores)
+    scores = capped(scores * scale, SOFT_CAP) * 1.4426950408889634
+    scores = tl.where(is_seen[None, :], scores, -1.0e30)
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_largest[:, None])
+    shrink = tl.exp2(largest - new_largest)
+    total = total * shrink + tl.sum(weights, axis=1)
+    weights = weights.to(value[0].dtype)
+    sums: tl.tuple = ()
+    for part in tl.static_range(len(group)):
+        sums = sums + (tl.dot(weights, value[part], summed[part] * shrink[:, None]),)
+    return new_largest, total, sums
+
+
+@triton.jit
 def _attend_split(
     queries: tl.tensor,
     is_query: tl.tensor,
@@ -101,19 +131,18 @@ def _attend_split(
     share: tl.tuple,
     scale: tl.tensor,
     SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEEN: tl.constexpr,
     GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> tl.tuple:
-    """Return the state after the keys of a split: maximum [G], sum [G], values [G, D]; exponents
-    have base two. `queries` [G, 1] are the places of each query's first value.
+    """Return the state after the keys of a split: maximum [G], sum [G], values [G, D]. `queries`
+    [G, 1] are the places of each query's first value.
     """
     keys, values = pages
     ids, start, end, oldest = share
+    PAGE: tl.constexpr = KEYS[0]
+    PARTS: tl.constexpr = KEYS[1]
+    BLOCK: tl.constexpr = KEYS[2]
     WIDTH: tl.constexpr = SIZE // PARTS
     dims, lines = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
     query = tl.load(queries + tl.arange(0, SIZE)[None, :], mask=is_query, other=0.0)
@@ -123,11 +152,10 @@ def _attend_split(
     summed: tl.tuple = ()
     for _ in tl.static_range(PARTS):
         summed = summed + (tl.zeros((GROUP, WIDTH), tl.float32),)
-    largest = tl.full((GROUP,), -1.0e30, tl.float32)
-    total = tl.zeros((GROUP,), tl.float32)
-    for first in tl.range(start, end, BLOCK, num_stages=STAGES):
+    state = (tl.full((GROUP,), -1.0e30, tl.float32), tl.zeros((GROUP,), tl.float32), summed)
+    for first in tl.range(start, end, BLOCK, num_stages=KEYS[3]):
         is_seen = first + lines < end
-        if WINDOW > 0:
+        if SEEN[0] > 0:
             is_seen = is_seen & (first + lines >= oldest)
         slot, added = _tile(ids, first, lines, is_seen, PAGE, BLOCK)
         # Keys are read as columns, as the matrix unit takes them.
@@ -135,26 +163,40 @@ def _attend_split(
         key = tl.load(column + dims[:, None], mask=is_seen[None, :], other=0)
         line = values + slot * WIDTH + added[:, None] * WIDTH
         value = tl.load(line + dims[None, :], mask=is_seen[:, None], other=0)
-        key_parts, value_parts = _parts_of(key, PARTS), _parts_of(value, PARTS)
-        scores = tl.dot(group[0], key_parts[0])
-        if PARTS == 2:
-            scores = tl.dot(group[1], key_parts[1], scores)
-        scores = capped(scores * scale, SOFT_CAP) * 1.4426950408889634
-        scores = tl.where(is_seen[None, :], scores, -1.0e30)
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        shrink = tl.exp2(largest - new_largest)
-        total = total * shrink + tl.sum(weights, axis=1)
-        weights = weights.to(value_parts[0].dtype)
-        sums: tl.tuple = ()
-        for part in tl.static_range(PARTS):
-            sums = sums + (tl.dot(weights, value_parts[part], summed[part] * shrink[:, None]),)
-        summed = sums
-        largest = new_largest
+        parts = (_parts_of(key, PARTS), _parts_of(value, PARTS))
+        state = _attend_block(group, parts[0], parts[1], is_seen, state, scale, SEEN[1])
+    largest, total, summed = state
     found = summed[0]
     if PARTS == 2:
         found = tl.reshape(tl.join(found, summed[1]), (GROUP, SIZE))
     return largest, total, found
+
+
+@triton.jit
+def _share_of(
+    lists: tl.tensor,
+    num_rows: tl.tensor,
+    row: tl.tensor,
+    split: tl.tensor,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tl.tuple:
+    """Return a row's page ids, the keys [start, end) of one of its splits, the oldest key that the
+    row sees, and the number of splits.
+    """
+    first_page = tl.load(lists + row)
+    num_pages = tl.load(lists + row + 1) - first_page
+    context = (num_pages - 1) * PAGE + tl.load(lists + num_rows + 1 + row)
+    oldest = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
+    begin = oldest // BLOCK * BLOCK
+    share = tl.cdiv(tl.cdiv(context - begin, SPLITS[0]), BLOCK) * BLOCK
+    share = tl.maximum(share, SPLITS[1])
+    start = begin + split * share
+    ids = lists + 2 * num_rows + 1 + first_page
+    num_splits = tl.cdiv(context - begin, share)
+    return ids, start, tl.minimum(start + share, context), oldest, num_splits
 
 
 @triton.jit
@@ -219,75 +261,53 @@ def _decode_kernel(
     query_stride: tl.tensor,
     num_rows: tl.tensor,
     HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    SEEN: tl.constexpr,
     GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     """Compute decode attention of the first rows of `lists`, which are those of `num_rows` rows.
 
     `parts` float32 [rows, KV heads, splits, Q × (D + 2)]; `counts` int32 [rows, KV heads], 0.
+
+    `HEADS`: query heads of a KV head, KV heads, their size D, room for queries Q in `parts`.
+    `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead.
+    `SPLITS`: most splits, least keys of one. `SEEN`: window and soft cap of the scores, or 0.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first_page = tl.load(lists + row)
-    num_pages = tl.load(lists + row + 1) - first_page
-    context = (num_pages - 1) * PAGE + tl.load(lists + num_rows + 1 + row)
-    oldest = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
-    begin = oldest // BLOCK * BLOCK
-    share = tl.cdiv(tl.cdiv(context - begin, SPLITS), BLOCK) * BLOCK
-    share = tl.maximum(share, SPLIT)
-    num_splits = tl.cdiv(context - begin, share)
+    ids, start, end, oldest, num_splits = _share_of(
+        lists, num_rows, row, split, KEYS[0], KEYS[2], SPLITS, SEEN[0]
+    )
     if split >= num_splits:
         return
-    start = begin + split * share
-    end = tl.minimum(start + share, context)
-    HEADS_EACH: tl.constexpr = HEADS // KV_HEADS
+    SIZE: tl.constexpr = HEADS[2]
+    QUERIES: tl.constexpr = HEADS[3]
     lines, dims = tl.arange(0, GROUP)[:, None], tl.arange(0, SIZE)[None, :]
-    is_query = lines < HEADS_EACH
-    places = (head * HEADS_EACH + lines) * SIZE
+    is_query = lines < HEADS[0]
+    first_head = (row.to(tl.int64) * HEADS[1] + head) * HEADS[0]
+    queries = query + row.to(tl.int64) * query_stride + (head * HEADS[0] + lines) * SIZE
     of_head = head.to(tl.int64) * pages[2]
     if LEVEL > 0:
         gdc_wait()
-    state = _attend_split(
-        query + row.to(tl.int64) * query_stride + places,
-        is_query,
-        (pages[0] + of_head, pages[1] + of_head),
-        (lists + 2 * num_rows + 1 + first_page, start, end, oldest),
-        scale,
-        SIZE,
-        PAGE,
-        PARTS,
-        WINDOW,
-        SOFT_CAP,
-        GROUP,
-        BLOCK,
-        STAGES,
-    )
+    heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
+    state = _attend_split(queries, is_query, heads, share, scale, SIZE, KEYS, SEEN, GROUP)
     if LEVEL > 0:
         gdc_launch_dependents()
-    result = out + row.to(tl.int64) * (HEADS * SIZE)
+    result = out + first_head * SIZE
     if num_splits == 1:
-        tl.store(result + places + dims, state[2] / state[1][:, None], mask=is_query)
+        own = result + lines * SIZE + dims
+        tl.store(own, state[2] / state[1][:, None], mask=is_query)
     else:
-        all_parts = parts + (row * KV_HEADS + head) * (SPLITS * QUERIES * (SIZE + 2))
+        place = row * HEADS[1] + head
+        all_parts = parts + place * (SPLITS[0] * QUERIES * (SIZE + 2))
         mine = all_parts + split * QUERIES * (SIZE + 2)
-        _keep(mine, state, HEADS_EACH, GROUP, QUERIES, SIZE)
+        _keep(mine, state, HEADS[0], GROUP, QUERIES, SIZE)
         tl.debug_barrier()
-        count = counts + row * KV_HEADS + head
-        if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+        if tl.atomic_add(counts + place, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
             tl.debug_barrier()
-            of_group = result + head * (HEADS_EACH * SIZE)
-            _join(all_parts, of_group, num_splits, HEADS_EACH, QUERIES, SIZE)
-            tl.store(count, 0)
+            _join(all_parts, result, num_splits, HEADS[0], QUERIES, SIZE)
+            tl.store(counts + place, 0)
 
 
 class ManyRowsDecode:
@@ -345,19 +365,16 @@ class ManyRowsDecode:
             pool.head_dim**-0.5,
             query.stride(0),
             self._lists.num_rows,
-            HEADS=options.num_heads,
-            KV_HEADS=pool.num_kv_heads,
-            SIZE=pool.head_dim,
-            PAGE=pool.page_size,
-            PARTS=self._parts,
-            QUERIES=self._queries,
-            SPLITS=self._splits,
-            SPLIT=SPLIT_KEYS,
-            WINDOW=window or 0,
-            SOFT_CAP=options.soft_cap or 0.0,
+            HEADS=(
+                options.num_heads // pool.num_kv_heads,
+                pool.num_kv_heads,
+                pool.head_dim,
+                self._queries,
+            ),
+            KEYS=(pool.page_size, self._parts, BLOCK, STAGES),
+            SPLITS=(self._splits, SPLIT_KEYS),
+            SEEN=(window or 0, options.soft_cap or 0.0),
             GROUP=GROUP,
-            BLOCK=BLOCK,
-            STAGES=STAGES,
             LEVEL=level,
             num_warps=NUM_WARPS,
             launch_pdl=level > 0,

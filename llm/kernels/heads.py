@@ -105,11 +105,8 @@ def _heads_kernel(
     x = tl.reshape(x, (BLOCK_HEADS, BLOCK))
     if LEVEL == 1:
         gdc_launch_dependents()
-    if STORES:
-        changed = mask & (heads < HEADS)
-    else:
-        changed = mask & (is_rotated | IS_SCALED)
-    tl.store(places, x, mask=changed)
+    changed = heads < HEADS if STORES else is_rotated | IS_SCALED
+    tl.store(places, x, mask=mask & changed)
     if STORES:
         store_heads(x, pages, token, heads - HEADS, dims, mask, KV_HEADS, PAGE)
 

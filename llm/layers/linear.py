@@ -26,6 +26,7 @@ from llm.kernels.rounding import FLOAT8, Float8Rows, ScaledProduct, quantize_row
 from llm.kernels.words import Words
 from llm.layers.weight import LinearWeight
 
+
 class Linear(Protocol):
     """Interface of linear layers."""
 

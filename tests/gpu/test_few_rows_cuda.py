@@ -94,7 +94,7 @@ def test_decoding(
 def test_decoding_many_rows(
     heads: tuple[int, int, int], page_size: int, window: int | None, form: torch.dtype
 ) -> None:
-    """Contexts of one split, of several, and of more keys in each than is usual; beside rows of
+    """Contexts of one split, of several, and of more keys in each than is usual; next to rows of
     prompts, and with the scratch that another layer leaves.
     """
     torch.manual_seed(0)

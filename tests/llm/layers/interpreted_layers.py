@@ -644,7 +644,7 @@ def test_decoding_many_rows(
     page_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Contexts of one split and of several, beside a row that another kernel computes."""
+    """Contexts of one split and of several, next to a row that another kernel computes."""
     monkeypatch.setattr("llm.attention.many_rows.SPLIT_KEYS", 64)
     heads, kv_heads, size = 6, 2, 16
     batch = decoding([*contexts, 9], page_size)
