@@ -1,13 +1,12 @@
 """Decode attention of many rows in one kernel: long contexts are split, then merged.
 
-    program (row, KV head, split)    one warp: G query heads that share a KV head × the split's keys
+    program (row, KV head, split)    G query heads that share a KV head × the split's keys
         ├─ only split of its context ──> out
         └─ maximum, sum, values ─> scratch ─> the last program of a context adds them up
 
-Many small programs keep enough reads in flight on each processor, and none waits for another. A
-split has at least `SPLIT_KEYS` keys, so that contexts of any lengths occupy the device evenly.
-Parts are added in the order of the splits, whichever program ends last. There is no plan: page ids
-and lengths are read from the device.
+No program waits for another. A split has at least `SPLIT_KEYS` keys and a long context several, so
+that contexts of any lengths occupy the device evenly. Parts are added in the order of the splits,
+whichever program ends last. There is no plan: page ids and lengths are read from the device.
 
 Float8 keys and values are read in pairs of neighbouring dimensions, which are one number of 16 bits
 for the matrix unit's loads. First numbers and second numbers of all pairs are multiplied apart, in
@@ -28,9 +27,9 @@ from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
-BLOCK = 32  # keys of a step
+BLOCK = 64  # keys of a step
 STAGES = 3  # steps whose keys are being read
-NUM_WARPS = 1
+NUM_WARPS = 4
 SPLIT_KEYS = 512  # of a split, at least
 MAX_SPLITS = 8
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
