@@ -107,7 +107,7 @@ class AttentionOptions:
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
     enable_pdl: bool = False  # kernels may start before the previous one has ended
-    # launch level of the built-in kernel for few rows; None: not used
+    # launch level of the built-in kernels for rows of one query; None: not used
     few_rows_level: int | None = None
     batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
 

@@ -66,10 +66,9 @@ def _attend_tile(
     SOFT_CAP: tl.constexpr,
 ) -> tl.tuple:
     """Return the state after another tile: maximum [G], sum [G], values [G, D]; exponents have base
-    two. Keys and values are converted to the queries' format.
+    two.
     """
     largest, total, summed = state
-    key, value = key.to(group.dtype), value.to(group.dtype)
     scores = capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
     scores = tl.where(is_seen[None, :], scores, -1.0e30)
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
@@ -132,8 +131,6 @@ def _attend_split(
     if LEVEL == 2:
         gdc_wait()
     group = tl.load(queries, mask=is_query, other=0.0)
-    if key.dtype == tl.float8e4nv:
-        group = group.to(tl.float16)  # which holds every number of float8
     new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
     key = tl.where(is_new[:, None], new_key, key)
     value = tl.where(is_new[:, None], new_value, value)
@@ -273,7 +270,7 @@ class FewRowsDecode:
     def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
         """Whether the kernel supports the pool's pages and heads."""
         is_wanted = options.few_rows_level is not None and not options.batch_invariant
-        is_known = pool.dtype == options.dtype or pool.kernels_take_float8
+        is_known = pool.dtype == options.dtype
         is_power = pool.head_dim & (pool.head_dim - 1) == 0
         fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
         return is_wanted and is_known and is_power and fits

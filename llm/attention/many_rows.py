@@ -1,4 +1,4 @@
-"""Decode attention of many rows in one kernel: long contexts are split, then merged.
+"""Decode attention of many rows, or over float8 pages: long contexts are split, then merged.
 
     program (row, KV head, split)    G query heads that share a KV head × the split's keys
         ├─ only split of its context ──> out
@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.attention.base import AttentionOptions
-from llm.attention.few_rows import MAX_QUERIES, capped
+from llm.attention.few_rows import FEW_ROWS, MAX_QUERIES, capped
 from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 
@@ -274,6 +274,8 @@ def _decode_kernel(
     `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead.
     `SPLITS`: most splits, least keys of one. `SEEN`: window and soft cap of the scores, or 0.
     """
+    if LEVEL == 2:
+        gdc_launch_dependents()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     ids, start, end, oldest, num_splits = _share_of(
         lists, num_rows, row, split, KEYS[0], KEYS[2], SPLITS, SEEN[0]
@@ -291,7 +293,7 @@ def _decode_kernel(
         gdc_wait()
     heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
     state = _attend_split(queries, is_query, heads, share, scale, SIZE, KEYS, SEEN, GROUP)
-    if LEVEL > 0:
+    if LEVEL == 1:
         gdc_launch_dependents()
     result = out + first_head * SIZE
     if num_splits == 1:
@@ -353,7 +355,9 @@ class ManyRowsDecode:
     def attend(self, layer: int, query: Tensor, window: int | None, out: Tensor) -> None:
         """Attend with queries [B, H, D] to keys and values in the pool; write out [B, H × D]."""
         pool, options = self._pool, self._options
-        level = min(options.few_rows_level or 0, 1)
+        level = options.few_rows_level or 0
+        if len(query) > FEW_ROWS:  # early programs of the next kernel would take their places
+            level = min(level, 1)
         _decode_kernel[(len(query), pool.num_kv_heads, self._splits)](
             query,
             self._pages[layer],
