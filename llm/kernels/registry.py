@@ -33,6 +33,11 @@ KERNELS = (
         is_experimental=True,
     ),
     Kernel(
+        "attend_many_rows",
+        "llm.attention.gathered.GatheredBackend",
+        is_experimental=True,
+    ),
+    Kernel(
         "project_heads",
         "llm.layers.decoder.SelfAttention",
         is_product=True,
