@@ -36,7 +36,7 @@ from llm import Engine
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
-from tts.engine.decode_loop import REST
+from tts.engine.pacer import REST
 
 BAR = 5.0  # percent
 PAIRS: Mapping[str, tuple[Shape, str]] = {
@@ -81,6 +81,10 @@ class DecodeInterferenceHook:
             self.calls_s += took_s
         if self.rest is not None and self._rendered is None and now_s >= self._next_s:
             self._rendered = self._renderer.launch(self._batch)
+        return False
+
+    def may_wait(self, num_live: int) -> bool:
+        """Never: steps and calls run side by side."""
         return False
 
     def on_stop(self) -> None:

@@ -190,6 +190,9 @@ class Turns:
             raise RuntimeError("the engine takes no steps")
         return self.turns
 
+    def may_wait(self, num_live: int) -> bool:
+        return self._worker.may_wait(num_live)
+
     def after_step(self) -> bool:
         self._refill()
         self._worker.after_step()

@@ -7,7 +7,9 @@ arrive at a constant rate:
     roles      one engine has all streams; the other one computes the prompts and sends their pages
 
 Each engine is a process with its clients in it, so that nothing is measured but engines. A step is
-the time between two tokens of a stream. Its p99 with replicas is that of both together.
+the time between two tokens of a stream. Its p99 with replicas is that of both together. Of a first
+token with roles, `claim` is the time until the engine that decodes has pages for the prompt, and
+`answer` the time from then on until the other engine has computed and written it.
 """
 
 from __future__ import annotations
@@ -48,6 +50,12 @@ STEP_BAR, FIRST_BAR = 0.5, 1.0  # roles against replicas
 CONTEXT = 512  # tokens of a stream's prompt
 PROMPT_TOKENS = 4  # tokens that each long prompt generates
 WARM_UPS = 4  # long prompts that are not counted
+NAMES = {
+    "steps_ms": "step",
+    "first_ms": "first token",
+    "claim_ms": "claim",
+    "answer_ms": "answer",
+}
 START_S = 900.0  # time for engines to load and for streams to decode
 
 
@@ -71,6 +79,31 @@ class Times:
 
     steps_ms: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
+    claim_ms: list[float] = field(default_factory=list)
+    answer_ms: list[float] = field(default_factory=list)
+
+    @classmethod
+    def merged(cls, found: Sequence[Times]) -> Times:
+        """Return the times of several engines together."""
+        return cls(**{name: [ms for each in found for ms in getattr(each, name)] for name in NAMES})
+
+
+class TimedClient(DecodeClient):
+    """Client that notes where the time of a first token goes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.times = Times()
+
+    async def _claim(self, *arguments: Any) -> None:
+        started_s = time.perf_counter()
+        await super()._claim(*arguments)
+        self.times.claim_ms.append(1000 * (time.perf_counter() - started_s))
+
+    async def _receive_from(self, *arguments: Any) -> None:
+        started_s = time.perf_counter()
+        await super()._receive_from(*arguments)
+        self.times.answer_ms.append(1000 * (time.perf_counter() - started_s))
 
 
 def client_of(plan: Plan, role: PipelineRole) -> LocalEngineClient:
@@ -85,7 +118,7 @@ def client_of(plan: Plan, role: PipelineRole) -> LocalEngineClient:
 
 def prompt_of(number: int, plan: Plan, vocab_size: int) -> Request:
     """Return a long prompt of its own from the first token on."""
-    random = Random(number)
+    random = Random(f"prompt {number}")  # of a number it would ignore the sign
     ids = tuple(random.randrange(vocab_size) for _ in range(plan.prompt_len))
     sampling = SamplingParams(temperature=0.0, max_tokens=PROMPT_TOKENS, ignore_eos=True)
     return Request(f"prompt-{number}", ids, sampling)
@@ -129,20 +162,24 @@ class Streams:
 
 async def measured(client: Any, plan: Plan, vocab_size: int, streams: Streams) -> Times:
     """Send the prompts while the streams decode. Raises `RuntimeError` when a stream ends."""
-    times = Times()
 
     async def first_ms(request: Request) -> float:
-        started_s = time.perf_counter()
+        started_s, first_s = time.perf_counter(), None
         async with aclosing(client.generate(request)) as chunks:
             async for chunk in chunks:
                 if chunk.error:
                     raise RuntimeError(chunk.error)
                 if chunk.token_ids:
-                    break
-        return 1000 * (time.perf_counter() - started_s)
+                    first_s = first_s or time.perf_counter()
+        if first_s is None:
+            raise RuntimeError(f"{request.request_id} has no token")
+        return 1000 * (first_s - started_s)
 
     for number in range(WARM_UPS):
         await first_ms(prompt_of(-1 - number - plan.prompts.start * WARM_UPS, plan, vocab_size))
+    times = Times()
+    if isinstance(client, TimedClient):
+        client.times = times
     requests = [prompt_of(number, plan, vocab_size) for number in plan.prompts]
     first, started_s = len(streams.times_s), time.perf_counter()
     running = []
@@ -164,7 +201,7 @@ async def _decode(plan: Plan, ready: Event, go: Event) -> Times:
     client: LocalEngineClient | DecodeClient = local
     try:
         if plan.base:
-            client = await DecodeClient.connect(local, [plan.base])
+            client = await TimedClient.connect(local, [plan.base])
         pipeline = pipeline_of(local.engine)
         jobs = decode_jobs(plan.streams, pipeline.vocab_size, CONTEXT, pipeline.max_seq_len)
         streams = Streams(local, jobs)
@@ -239,17 +276,15 @@ def run_plans(plans: Sequence[Plan], prefill_plan: Plan | None) -> Times:
     errors = [each for each in found if isinstance(each, str)]
     if errors:
         raise RuntimeError(errors[0])
-    merged = Times()
-    for times in found:
-        merged.steps_ms += times.steps_ms
-        merged.first_ms += times.first_ms
-    return merged
+    return Times.merged(found)
 
 
 def figures_of(name: str, runs: Sequence[Times]) -> list[Figure]:
-    """Return the medians and p99 of steps and first tokens of one arrangement."""
+    """Return the medians and p99 of the times of one arrangement."""
     found = []
-    for what, field_name in (("step", "steps_ms"), ("first token", "first_ms")):
+    for field_name, what in NAMES.items():
+        if not all(getattr(run, field_name) for run in runs):
+            continue  # nothing of this kind happens there
         for percent in (50, 99):
             values = tuple(float(np.percentile(getattr(r, field_name), percent)) for r in runs)
             note = f"{sum(len(getattr(r, field_name)) for r in runs)} measured"

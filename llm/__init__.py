@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from llm.kernels.cpu.team import set_product_threads
     from llm.kv_cache.kv_pool import KVPool
     from llm.kv_cache.manager import KVCacheManager
+    from llm.kv_cache.peer_pool import PeerPool
+    from llm.kv_cache.pool_handle import PoolHandle
     from llm.kv_cache.state_pool import StatePart, StatePool
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
     from llm.kv_cache.transfer import PageClaim, PageTransfer
     from llm.lora.manager import LoRAManager
-    from llm.memory.peer_slots import PeerSlots
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
     from llm.models.gguf import GGUFFile
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from llm.runner.model_runner import ModelRunner
     from llm.runner.tensor_api.interface import LogitsProcessorOutput
     from llm.sampling.log_probabilities import LogProbabilities
+    from llm.sequence import ReceivedPrompt
     from llm.speculative.metrics import SpeculativeDecodingMetrics
     from llm.stats import BatchStats, Histogram, HistogramCounter, SequenceStats
     from llm.structured.grammar import TokenSpelling, check_json_schema
@@ -120,14 +122,16 @@ __all__ = [
     "OverlapTextGenerationPipeline",
     "PageClaim",
     "PageTransfer",
-    "PeerSlots",
+    "PeerPool",
     "PipelineConfig",
     "PipelineModel",
     "PipelineRole",
+    "PoolHandle",
     "Profiler",
     "ProfilingConfig",
     "QueueFullError",
     "RanksLostError",
+    "ReceivedPrompt",
     "ReqToTokenPool",
     "Request",
     "RequestError",
@@ -208,11 +212,12 @@ _HOMES = {
     "llm.kernels.cpu.team": ("set_product_threads",),
     "llm.kv_cache.kv_pool": ("KVPool",),
     "llm.kv_cache.manager": ("KVCacheManager",),
+    "llm.kv_cache.peer_pool": ("PeerPool",),
+    "llm.kv_cache.pool_handle": ("PoolHandle",),
     "llm.kv_cache.state_pool": ("StatePart", "StatePool"),
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
     "llm.kv_cache.transfer": ("PageClaim", "PageTransfer"),
     "llm.lora.manager": ("LoRAManager",),
-    "llm.memory.peer_slots": ("PeerSlots",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),
     "llm.models.gguf": ("GGUFFile",),
@@ -239,6 +244,7 @@ _HOMES = {
     "llm.runner.tensor_api.interface": ("LogitsProcessorOutput",),
     "llm.sampling.log_probabilities": ("LogProbabilities",),
     "llm.speculative.metrics": ("SpeculativeDecodingMetrics",),
+    "llm.sequence": ("ReceivedPrompt",),
     "llm.stats": ("BatchStats", "Histogram", "HistogramCounter", "SequenceStats"),
     "llm.structured.grammar": ("TokenSpelling", "check_json_schema"),
 }

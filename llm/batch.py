@@ -280,7 +280,7 @@ class ForwardBatch:
     context_lens: tuple[int, ...]  # [B]
     pages: tuple[Sequence[int], ...]  # [B] page tables, as in `ScheduledRow`
     page_size: int
-    input_ids: Tensor  # int64 [T]; [T, K] for frames of K codes, see `frame_rows`
+    input_ids: Tensor  # int64 [T]; [T, K] for frames of K ids, see `frame_rows`
     positions: Tensor  # int64 [T]; [3, T] by section of the rotation, see `RotaryConfig`
     slot_mapping: Tensor  # int64 [T] slots for the keys and values
     # [B] number of best tokens to return; None: no log-probabilities
@@ -331,16 +331,16 @@ class ForwardBatch:
         )
 
 
-def frame_rows(tokens: Sequence[Token], num_codebooks: int) -> np.ndarray:
-    """Return int64 [T, K]: the codes of frames, text tokens followed by `NO_CODE`s, or of a vector
-    `NO_CODE`s alone.
+def frame_rows(tokens: Sequence[Token], num_ids: int) -> np.ndarray:
+    """Return int64 [T, `FrameShape.num_ids`]: the ids of frames, text tokens followed by
+    `NO_CODE`s, or of a vector `NO_CODE`s alone.
     """
-    rest = (NO_CODE,) * (num_codebooks - 1)
+    rest = (NO_CODE,) * (num_ids - 1)
     rows = [
         token if isinstance(token, tuple) else (token if isinstance(token, int) else NO_CODE, *rest)
         for token in tokens
     ]
-    return np.array(rows, dtype=np.int64).reshape(-1, num_codebooks)
+    return np.array(rows, dtype=np.int64).reshape(-1, num_ids)
 
 
 def vectors_of(tokens: Sequence[Token]) -> np.ndarray | None:

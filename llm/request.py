@@ -18,8 +18,9 @@ from llm.errors import RequestError
 
 IdRange = tuple[int, int]
 Token = int | tuple[int, ...] | bytes
-"""One position of a sequence: a token id; a frame, the codes of all K codebooks; or, in prompts of
-models with `FrameShape.vector_size`, a vector: an embedding as little-endian float32."""
+"""One position of a sequence: a token id; a frame, the codes of all K codebooks, and with
+`FrameShape.text_size` the id of a text token that is read with them; or, in prompts of models with
+`FrameShape.vector_size`, a vector: an embedding as little-endian float32."""
 
 
 def as_ids(tokens: Sequence[Token]) -> Sequence[int]:
@@ -71,7 +72,8 @@ class SamplingParams:
     `json_schema` the output is one JSON document that matches it, ended by a stop id as soon as no
     other token is possible, also before `min_tokens`. (`max_tokens` may truncate it.) A model of
     frames draws the codes after the first with `later_codes` in place of `temperature`, `top_k` and
-    `top_p`; None: with the same.
+    `top_p`; None: with the same. Of a model with `FrameShape.text_size`, generated frame n has the
+    text id `frame_texts[n]`, and `FrameShape.text_pad` behind the last of them.
     """
 
     temperature: float = 1.0  # 0 = argmax
@@ -94,6 +96,8 @@ class SamplingParams:
     json_schema: str = ""  # a JSON schema as text; empty = free output
     echo: bool = False  # also return log-probabilities of the prompt's tokens
     later_codes: CodeSampling | None = None
+    # Long, and not compared: parameters are keys of caches that do not depend on them.
+    frame_texts: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def all_ranges(self) -> tuple[IdRange, ...]:
@@ -231,6 +235,9 @@ def check_switches(request: Request, *, penalties: bool, min_tokens: bool) -> No
 class FrameShape:
     """Tokens of a model of frames: text ids in prompts, and frames of K codes.
 
+    With `text_size` a frame is K codes and a text id below `text_size`, which no model generates:
+    it is the request's, see `SamplingParams.frame_texts`, or `text_pad`.
+
     `codebook_size` is that of the first codebook. `later_size` is that of the others, which are not
     larger; 0: the same. Vectors in prompts have `vector_size` numbers; 0: there are none. Raises
     `ValueError` for delays that do not fit the codebooks.
@@ -244,6 +251,13 @@ class FrameShape:
     ends_at_first_code: bool = False  # whatever the other codes are, which `end` has as zeros
     vector_size: int = 0
     delays: FrameDelays | None = None  # None: a position has the codes of one audio frame
+    text_size: int = 0  # 0: frames have no text id
+    text_pad: int = 0
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids of a frame: its codes, and its text id."""
+        return self.num_codebooks + (self.text_size > 0)
 
     def __post_init__(self) -> None:
         delays = self.delays
@@ -266,10 +280,12 @@ class FrameShape:
 
     def has_frame(self, token: Token) -> bool:
         """Whether the token is a frame of this shape."""
-        if isinstance(token, int | bytes) or len(token) != self.num_codebooks:
+        if isinstance(token, int | bytes) or len(token) != self.num_ids:
             return False
-        largest = max(token[1:], default=0)
+        largest = max(token[1 : self.num_codebooks], default=0)
         is_known = min(token) >= 0 and token[0] < self.codebook_size
+        if self.text_size and token[-1] >= self.text_size:
+            return False
         return is_known and largest < (self.later_size or self.codebook_size)
 
 
@@ -337,10 +353,19 @@ class RequestRules:
                 self.frames is not None or sampling.later_codes is None,
                 "later_codes is for models of frames",
             ),
+            self._check_texts(sampling.frame_texts),
         )
         for holds, message in checks:
             if not holds:
                 raise RequestError(message)
+
+    def _check_texts(self, texts: tuple[int, ...]) -> tuple[bool, str]:
+        """Return whether frames can have these text ids, and the error that they cannot."""
+        size = self.frames.text_size if self.frames else 0
+        if not size:
+            return not texts, "frame_texts is for models whose frames have a text id"
+        is_valid = not texts or (min(texts) >= 0 and max(texts) < size)
+        return is_valid, f"frame_texts must be text ids below {size}"
 
     def _check_ids(self, kind: str, tokens: tuple[Token, ...]) -> tuple[bool, str]:
         """Return whether all tokens are the model's, and the error that they are not."""
@@ -356,6 +381,8 @@ class RequestRules:
         count, size = frames.num_codebooks, str(frames.codebook_size)
         if frames.later_size:
             size += f", from the second on below {frames.later_size}"
+        if frames.text_size:
+            size += f", and a text id below {frames.text_size}"
         text = "" if kind == "stop" else f"a text id below {frames.num_text_ids} or "
         if text and frames.vector_size:
             size += f", or a vector of {frames.vector_size} finite numbers"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
 from enum import Enum
 
 from llm.request import FinishReason, Request, Token, TokenChunk, TokenLogprob
@@ -39,6 +40,23 @@ _DECODING = SequenceStatus.DECODING  # looked up once rather than for every row 
 _new = tuple.__new__  # creates a named tuple in half the time of its class
 
 
+@dataclass(slots=True)
+class ReceivedPrompt:
+    """A prompt whose pages other engines have written, for `Engine.submit`.
+
+    `name` is that of the claim with its pages, of which `num_pages` were written; `num_tokens` of
+    the prompt have their KV. `token` is the first generated one, whose caller has it already, if it
+    was sampled elsewhere; then the whole prompt has its KV.
+    """
+
+    name: str
+    num_pages: int
+    num_tokens: int
+    token: Token | None = None
+    is_taken: bool = False
+    """Whether an engine has accepted the request, which has the claim from then on."""
+
+
 class Sequence:
     """The only mutable object of a request, owned by the scheduler."""
 
@@ -53,6 +71,7 @@ class Sequence:
         "first_scheduled_s",
         "in_flight",
         "is_plain",
+        "kept_as",
         "last_processed",
         "lora",
         "max_outputs",
@@ -66,6 +85,7 @@ class Sequence:
         "processed",
         "prompt_len",
         "queue_s",
+        "received",
         "request",
         "request_id",
         "sampling",
@@ -93,6 +113,8 @@ class Sequence:
         self.active_end = 0
         self.extend_end = self.prompt_len  # tokens to be extended before decoding continues
         self.pages: SequenceABC[int] = ()
+        self.received: ReceivedPrompt | None = None  # until the scheduler has it
+        self.kept_as = ""  # name of the claim with the pages after the end; empty: they are freed
         self.next_commit = 0  # number of tokens with KV that completes the next page
         self.status = SequenceStatus.PENDING
         self.in_flight = 0  # steps that contain it and were neither committed nor failed
@@ -130,6 +152,18 @@ class Sequence:
         self.processed = self.active_end = num_cached
         if self.num_preemptions == 0:
             self.cached_prompt_tokens = num_cached
+
+    def receive(self, pages: SequenceABC[int], received: ReceivedPrompt) -> FinishReason | None:
+        """Take pages that other engines have written, and the first token if it is known.
+
+        Returns the reason if that token is the last.
+        """
+        self.bind(pages, received.num_tokens)
+        if received.token is None:
+            return None
+        reason = self.accept(received.token)
+        self.extend_end = self.end  # it is fed like the end of a prompt
+        return reason
 
     def activate(self, num_tokens: int) -> None:
         """Mark the next `num_tokens` as fed by the coming step."""

@@ -39,6 +39,7 @@ from benchmarks import (
     lexicon,
     long_text,
     memory,
+    pacing,
     pitch,
     planted,
     prompts,
@@ -115,6 +116,7 @@ def test_each_command_has_a_main_and_a_place_in_the_documentation() -> None:
         "lexicon",
         "long_text",
         "memory",
+        "pacing",
         "path",
         "pitch",
         "planted",
@@ -635,6 +637,15 @@ def test_streams_cost_the_engines_process_something() -> None:
     assert 0 < code.value < engine.value
     assert loop.value > 0
     assert "/s, " in engine.note
+
+
+def test_streams_are_scheduled_on_a_simulated_device() -> None:
+    report = pacing.measure("qwen", (20, 60), seconds=1.0, warm_up_s=0.5)
+    late, rows, windows, *_, more_rows, more_windows = report.figures
+    assert late.value == 0
+    assert "first sound p50/p95/p99" in late.note
+    assert 1 <= rows.value < more_rows.value
+    assert 1 <= windows.value < more_windows.value
 
 
 def test_on_the_cpu_the_batch_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:

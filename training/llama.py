@@ -191,13 +191,18 @@ def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def restore(model: LanguageModel, state: dict[str, Tensor]) -> None:
-    """Load the output of `checkpoint` or `quantise`; the level embeddings start again from zero."""
-    full = {
+def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the output of `checkpoint` or `quantise`, float32."""
+    return {
         name: value.float() * state[f"{name}_scale"] if f"{name}_scale" in state else value.float()
         for name, value in state.items()
         if not name.endswith("_scale")
     }
+
+
+def restore(model: LanguageModel, state: dict[str, Tensor]) -> None:
+    """Load the output of `checkpoint` or `quantise`; the level embeddings start again from zero."""
+    full = whole(state)
     with torch.no_grad():
         model.level_embedding.weight.zero_()
         model.embedding.weight.copy_(full["model.embed_tokens.weight"])

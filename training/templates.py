@@ -13,6 +13,17 @@ WORDS = {
     for name, value in tomllib.loads((Path(__file__).parent / "words.toml").read_text()).items()
 }
 ONES, TENS = WORDS["ones"], WORDS["tens"]
+VERBS_WITH_A_THING, TAILS = 0.6, 0.4  # shares of yes/no questions
+THINGS = (
+    " the {n}",
+    " the {n}",
+    " the {a} {n}",
+    " a {n}",
+    " your {n}",
+    " my {a} {n}",
+    " it",
+    " them",
+)
 
 
 def number(n: int, rng: random.Random) -> str:
@@ -59,3 +70,27 @@ def fill(rng: random.Random, first_names: list[str]) -> str:
     template = rng.choice(WORDS["templates"])
     text = re.sub(r"\{d\}", lambda _: rng.choice(ONES[:10]), template).format(**values)
     return text[0].upper() + text[1:]
+
+
+def question(rng: random.Random, first_names: list[str]) -> str:
+    """Return a question that is answered with yes or no."""
+    values: dict[str, str] = {
+        **{key: rng.choice(WORDS["nouns"]) for key in "nmk"},
+        **{key: rng.choice(WORDS["adjectives"]) for key in "ab"},
+        **{key: rng.choice(first_names) for key in "FG"},
+        "r": rng.choice(WORDS["persons"]),
+        "D": rng.choice(WORDS["days"]),
+        "M": rng.choice(WORDS["months"]),
+        "H": number(rng.randint(1, 12), rng),
+    }
+    takes = rng.random() < VERBS_WITH_A_THING
+    verb = rng.choice(WORDS["takers" if takes else "doers"])
+    thing = rng.choice(THINGS) if takes else ""
+    tail = f" {rng.choice(WORDS['tails'])}" if rng.random() < TAILS else ""
+    parts = {"P": rng.choice(WORDS["people"]), "s": rng.choice(WORDS["states"])}
+    forms = enumerate(verb.split())
+    parts |= {str(n): f"{form.replace('~', ' ')}{thing}{tail}" for n, form in forms}
+    whole = rng.choice(WORDS["asked"])
+    for _ in range(2):  # parts have fields of their own
+        whole = re.sub(r"\{(\w)\}", lambda found: (parts | values)[found[1]], whole)
+    return whole[0].upper() + whole[1:]

@@ -219,7 +219,7 @@ def create_engine_client(
         engine,
         decoder,
         vocabulary,
-        _stream_limits(server),
+        replace(_stream_limits(server), by_deadline=config.pace_streams),
         streaming=streaming,
         profiler=Profiler(config.profiling.gpu_profiling, config.model.device_specs[0]),
         linear_layers=config.running_plan.linear_layers if config.running_plan else (),

@@ -24,7 +24,7 @@ from llm.engine.types import EngineStats, Pipeline, Sink, StepHook
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, RequestRules, TokenChunk
 from llm.scheduler import Scheduler
-from llm.sequence import Sequence
+from llm.sequence import ReceivedPrompt, Sequence
 from llm.stats import StepCounters
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 BATCHES_PER_TURN = 2  # requests admitted per turn, in batches
 EMPTY_BATCH_INTERVAL_S = 0.005  # interval of empty batches while the engine is idle
+NO_ROWS = ScheduledBatch((), ForwardMode.IDLE)
 
 
 class Engine:
@@ -120,19 +121,41 @@ class Engine:
 
     @overload
     def submit(
-        self, request: Request, sink: None = None, arrival_s: float | None = None
+        self,
+        request: Request,
+        sink: None = None,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
     ) -> TokenStream: ...
 
     @overload
-    def submit(self, request: Request, sink: Sink, arrival_s: float | None = None) -> None: ...
+    def submit(
+        self,
+        request: Request,
+        sink: Sink,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
+    ) -> None: ...
 
     def submit(
-        self, request: Request, sink: Sink | None = None, arrival_s: float | None = None
+        self,
+        request: Request,
+        sink: Sink | None = None,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+        kept_as: str = "",
     ) -> TokenStream | None:
         """Queue a request. Its chunks go to `sink`, on the engine thread; without one a stream of
         them is returned.
 
-        `arrival_s`: the time of `time.monotonic` from which it has waited (None: now).
+        `arrival_s`: the time of `time.monotonic` from which it has waited (None: now). `received`:
+        pages of its prompt that other engines have written. `kept_as`: a name under which the
+        claim of its pages outlives it, unless it is cancelled or fails, see `PageTransfer.kept`.
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
@@ -140,6 +163,7 @@ class Engine:
         if self._admit is not None:
             self._admit(request)
         sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
+        sequence.received, sequence.kept_as = received, kept_as
         stream = None
         if sink is None:
             stream = TokenStream(request.request_id, self.cancel)
@@ -152,6 +176,8 @@ class Engine:
             if self._max_waiting is not None and self._num_waiting() >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests wait already; try again later")
             self._sinks[request.request_id] = sink
+            if received is not None:
+                received.is_taken = True
             self._post(lambda: self._intake.add(sequence))
         return stream
 
@@ -300,11 +326,13 @@ class Engine:
         try:
             self._pipeline.use_device()
             while self._run_commands():
-                did_step = self._steps.step()
-                hook = self._hook
+                hook, waits = self._hook, False
+                if hook is not None:
+                    waits = self._guard(hook.may_wait, self._scheduler.num_live) is True
+                did_step = self._steps.step(waits=waits)
                 hook_works = hook is not None and self._guard(hook.after_step) is True
-                if did_step:
-                    continue
+                if did_step or (waits and not hook_works):
+                    continue  # what the model has waited for is done
                 sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
                 if sleep_s != 0:
                     self._sleep(sleep_s)
@@ -383,7 +411,7 @@ class Engine:
         else:
             self._intake.admit_all()
             self._steps.flush()
-            self._deliver(self._scheduler.cancel_all())
+            self._deliver(self._scheduler.take_ended() + self._scheduler.cancel_all())
         hook, self._hook = self._hook, None
         if hook is not None:
             self._guard(hook.on_stop)
@@ -418,13 +446,14 @@ class EngineSteps:
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
         self.counters = StepCounters()
 
-    def step(self) -> bool:
+    def step(self, *, waits: bool = False) -> bool:
         """Run one step, which may commit the previous batch. Returns False when there was no work.
 
-        Raises `RuntimeError` when a step failed and the device can no longer be used.
+        With `waits` no step starts. Raises `RuntimeError` when a step failed and the device can no
+        longer be used.
         """
         started_s = time.perf_counter()
-        batch = self._scheduler.schedule()
+        batch = NO_ROWS if waits else self._scheduler.schedule()
         schedule_s = time.perf_counter() - started_s
         ended = self._scheduler.take_ended()
         self._deliver(ended)
@@ -441,7 +470,7 @@ class EngineSteps:
     def flush(self) -> None:
         """Wait for the batches in flight: the device writes to their pages until then."""
         if self._in_flight:
-            self._deliver(self._execute(ScheduledBatch((), ForwardMode.IDLE)))
+            self._deliver(self._execute(NO_ROWS))
 
     @property
     def idle_s(self) -> float | None:

@@ -84,6 +84,13 @@ class StepHook(Protocol):
         Returns True when more work may be pending: the loop continues after `poll_s`.
         """
 
+    def may_wait(self, num_live: int) -> bool:
+        """Called before each step: whether none of the running requests needs its next token now,
+        and the hook's own work has the device meanwhile. Then there is no step in this turn.
+
+        There are `num_live` requests that have not ended.
+        """
+
     def on_stop(self) -> None:
         """Called once, after the loop has ended and every request has received its last chunk."""
 

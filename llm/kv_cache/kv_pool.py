@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llm.memory.shared_file import SharedFile
+
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
 FLOAT8_CAPABILITY = (8, 9)
 ALIGNMENT = 64  # bytes, as torch's own memory: kernels may sum unaligned data in another order
@@ -45,7 +47,7 @@ def _has_float8(device: torch.device) -> bool:
 class KVPool:
     """Keys and values of `num_pages` pages in every layer. Memory is committed page by page."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sizes of all dimensions
         self,
         num_layers: int,
         num_pages: int,
@@ -54,7 +56,12 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """Allocate the pages. `is_shared`: other processes can map them, see `PoolHandle`, also
+        those of a CPU where the system has files in memory.
+        """
         self.num_layers = num_layers
         self.num_pages = num_pages
         self.page_size = page_size
@@ -62,14 +69,38 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        # The tail has whole pages, so that a layer splits into pages without a copy.
-        self._stored_pages = num_pages + -(-TAIL_SLOTS // page_size)
-        shape = (2 * num_kv_heads, self._stored_pages * page_size, head_dim)
-        self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        shape = self.layer_shape(num_pages)
+        self.file: SharedFile | None = None
+        """File of the pages of a CPU, if they are shared."""
+        if is_shared and num_layers and self.device.type == "cpu" and SharedFile.is_available():
+            size = self.layer_bytes(num_pages)
+            self.file = SharedFile(num_layers * size)
+            self.storage = [m.view(dtype).view(shape) for m in self.file.memory.split(size)]
+        else:
+            self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
         # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
-
         self.kernels_take_float8 = dtype is torch.float8_e4m3fn and _has_float8(self.device)
+
+    def layer_shape(self, num_pages: int) -> tuple[int, int, int]:
+        """Return the shape [2 × Hkv, slots, D] of a layer of a pool with so many pages.
+
+        The tail has whole pages, so that a layer splits into pages without a copy.
+        """
+        stored_pages = num_pages + -(-TAIL_SLOTS // self.page_size)
+        return 2 * self.num_kv_heads, stored_pages * self.page_size, self.head_dim
+
+    def layer_bytes(self, num_pages: int) -> int:
+        """Return the size of such a layer."""
+        return math.prod(self.layer_shape(num_pages)) * self.dtype.itemsize
+
+    def by_words(self, layer: Tensor) -> Tensor:
+        """Return a view [2 × Hkv, pages, words] of a layer, for copies of whole pages: int64 words
+        where a page has whole ones.
+        """
+        by_page = layer.unflatten(1, (-1, self.page_size)).flatten(2)
+        size = by_page.shape[2] * self.dtype.itemsize
+        return by_page.view(torch.uint8 if size % torch.int64.itemsize else torch.int64)
 
     @property
     def cell_dtype(self) -> torch.dtype:
@@ -100,10 +131,10 @@ class KVPool:
             self._by_page(cells).index_copy_(1, pages, layer)
 
     def _by_page(self, cells: Tensor) -> Tensor:
-        return cells.unflatten(1, (self._stored_pages, self.page_size))
+        return cells.unflatten(1, (-1, self.page_size))
 
     def _paged(self, heads: Tensor) -> Tensor:
-        paged = heads.unflatten(1, (self._stored_pages, self.page_size))
+        paged = heads.unflatten(1, (-1, self.page_size))
         return paged[:, : self.num_pages].permute(1, 2, 0, 3)
 
     def as_stored(self, key_value: Tensor) -> Tensor:

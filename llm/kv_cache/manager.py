@@ -125,6 +125,11 @@ class KVCacheManager:
         """Requests that hold pages."""
         return len(self._claims)
 
+    @property
+    def transfer_pages(self) -> int:
+        """Pages in the claims of a `PageTransfer`; cached ones count once for each."""
+        return sum(len(claim.pages) for claim in self._claims.values() if claim.is_transfer)
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
@@ -235,6 +240,35 @@ class KVCacheManager:
         self.num_transfers -= claim.is_transfer
         if isinstance(claim.pages, StatePages) and self._states is not None:
             self._states.free(claim.pages.state)
+
+    def keep(
+        self, request_id: str, name: str, token_ids: Sequence[Token], num_computed: int
+    ) -> None:
+        """Commit as `commit`, and keep an ended request's claim as a transfer's, under its name."""
+        self.commit(request_id, token_ids, num_computed)
+        self.rename(request_id, name)
+        self._claims[name].is_transfer = True
+        self.num_transfers += 1
+
+    def adopt(
+        self,
+        name: str,
+        request_id: str,
+        token_ids: Sequence[Token],
+        num_computed: int,
+        num_received: int,
+    ) -> None:
+        """Make a transfer's claim a request's, and commit as `commit`.
+
+        `num_received` pages were computed by other engines; their tokens count as cached.
+        """
+        self.rename(name, request_id)
+        self.num_received += num_received
+        self._claims[request_id].is_transfer = False
+        self.num_transfers -= 1
+        self.prefix_hit_tokens += num_computed
+        self.prefix_miss_tokens += len(token_ids) - num_computed
+        self.commit(request_id, token_ids, num_computed)
 
     def rename(self, request_id: str, new_id: str) -> None:
         """Move the claim to another id, because the id of the request may be used again."""

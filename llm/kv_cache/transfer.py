@@ -1,19 +1,18 @@
 """`PageTransfer`: pages of prompts, to and from another engine.
 
     engine that computes prompts             engine that decodes
-    prompt ─▶ prefix cache                   claim of pages for what is not cached
-       claim ─▶ read ──────── content ─────────▶ write ─▶ release ─▶ prefix cache ─▶ prompt
-       release, once all are read
+    prompt ─▶ its claim is kept              claim of pages for what is not cached
+       read ──────────────── content ─────────▶ write
+       write_to ──────────── the pages of the other pool themselves (`PeerPool`)
+       release, once all are read            the claim becomes the request's
 
-Received pages become a part of the prefix cache, where the request finds them like any other
-prefix. Only whole pages move, and never that of a prompt's last token, whose logits are needed: the
-engine that decodes computes the rest of the prompt, at least one token.
-
-The content of pages is host memory, or that of a GPU in `PeerSlots`.
+The pages of a whole prompt move, also the last one, which is not full: the engine that decodes
+feeds the last token of the prompt, or the first one that the other engine has sampled.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +23,13 @@ from torch import Tensor
 
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.manager import KVCacheManager
-from llm.memory.peer_slots import Handle, PeerSlots
-from llm.request import Request
+from llm.kv_cache.peer_pool import PeerPool, share_pool
+from llm.kv_cache.pool_handle import PoolHandle
+from llm.request import Request, Token
+from llm.sequence import ReceivedPrompt
 
 PART_BYTES = 8 * 2**20  # maximum size of what is moved at once, unless a page is larger
-PEER_PART_BYTES = 32 * 2**20  # the same for what a GPU writes to another GPU
+MOST_CLAIMED = 0.25  # of the pool, by prompts that other engines compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class PageClaim:
 class PageTransfer:
     """Transfers of one pool's pages.
 
-    `claim` and `release` belong to the engine's thread. The other methods may run on any thread, as
-    nothing else touches the contents of claimed pages; they wait for the device.
+    `claim`, `kept`, `release` and `share` belong to the engine's thread. The other methods may run
+    on any thread, as nothing else touches the contents of claimed pages; they wait for the device.
     """
 
     def __init__(self, pool: KVPool, manager: KVCacheManager, model: str) -> None:
@@ -78,49 +79,88 @@ class PageTransfer:
         self.part_pages = max(1, PART_BYTES // self.page_bytes)
         """Maximum number of pages that are moved at once."""
         self.part_bytes = self.part_pages * self.page_bytes
-        self.peer_pages = max(1, PEER_PART_BYTES // self.page_bytes)
-        """Maximum number of pages that a GPU writes to a slot of another GPU."""
         self.is_on_gpu = pool.device.type == "cuda"
-        """Whether `PeerSlots` may be possible."""
+        """Whether the pages are in a GPU's memory."""
         self._stream = torch.cuda.Stream(pool.device) if self.is_on_gpu else None
         self._queued = torch.cuda.Event() if self.is_on_gpu else None
 
     def num_pages(self, request: Request) -> int:
-        """Return how many pages of a prompt can be moved."""
-        return (len(request.prompt_ids) - 1) // self._kv.page_size
+        """Return how many pages a prompt has."""
+        return self._kv.pages_for(len(request.prompt_ids))
+
+    def is_worthwhile(self, request: Request, num_cached: int = 0) -> bool:
+        """Whether more than a page of a prompt is to be computed, with so many cached pages."""
+        return (len(request.prompt_ids) - 1) // self._kv.page_size > num_cached
 
     def fits(self, request: Request) -> bool:
         """Whether a claim can succeed once nothing else holds pages."""
-        return self._kv.pages_for(len(request.prompt_ids)) <= self._kv.total_pages
+        return self._kv.pages_for(len(request.prompt_ids) + 1) <= self._kv.total_pages
 
     def claim(self, name: str, request: Request, watermark: float = 1.0) -> PageClaim | None:
-        """Claim a prompt's pages under a name that is not in use.
+        """Claim pages for a prompt and a token under a name that is not in use.
 
-        Returns None, and claims nothing, when too few are available, or the used share of the pool
-        would exceed `watermark` while something else holds pages.
+        Returns None, and claims nothing, when too few are available, when the used share of the
+        pool would exceed `watermark` while something else holds pages, or when the claims of all
+        transfers would exceed `MOST_CLAIMED`, unless it is the only one.
         """
-        count, kv = self.num_pages(request), self._kv
-        token_ids = request.prompt_ids[: count * kv.page_size + 1]
+        kv, prompt = self._kv, request.prompt_ids
+        num_pages = kv.pages_for(len(prompt) + 1)
+        if kv.num_transfers and kv.transfer_pages + num_pages > MOST_CLAIMED * kv.total_pages:
+            return None
         num_hits = kv.claim(
             name,
-            token_ids,
+            prompt,
             cache_salt=request.cache_namespace,
             watermark=watermark if kv.num_claims else 1.0,
             is_transfer=True,
         )
         if num_hits is None:
             return None
-        if self._queued is not None:  # the last contents of a page may be in flight to the host
+        if not kv.extend(name, len(prompt) + 1):
+            kv.release(name)
+            return None
+        if self._queued is not None and kv.host_pages:
             self._queued.record(torch.cuda.current_stream(self._pool.device))
-        pages = tuple(kv.pages(name)[:count])
+        pages = tuple(kv.pages(name)[: self.num_pages(request)])
         return PageClaim(name, request, pages, num_hits // kv.page_size)
 
-    def release(self, claim: PageClaim, *, num_written: int = 0, num_read: int = 0) -> None:
-        """Release a claim. The pages written, from the first that was not cached on, become a part
-        of the prefix cache.
+    @property
+    def is_room_free(self) -> bool:
+        """Whether the pages claimed so far can be written: their last contents may be on the way to
+        the host's memory, for which another GPU does not wait.
         """
+        return self._queued is None or self._queued.query()
+
+    def wait_for_room(self) -> None:
+        """Wait until `is_room_free`."""
+        if self._queued is not None:
+            self._queued.synchronize()
+
+    def kept(self, name: str, request: Request) -> PageClaim:
+        """Return the claim that a request has left under a name, see `Engine.submit`."""
+        pages = tuple(self._kv.pages(name)[: self.num_pages(request)])
+        return PageClaim(name, request, pages, len(pages))
+
+    def received(self, claim: PageClaim, num_written: int, token: Token | None) -> ReceivedPrompt:
+        """Return a claim as what `Engine.submit` takes over, of whose pages so many were written.
+
+        `token`: sampled by the engine that has written the last one.
+        """
+        num_known = claim.num_cached + num_written
+        num_prompt = len(claim.request.prompt_ids)
+        is_whole = num_known == len(claim.pages)
+        if not is_whole or token is None:  # the logits of the last token are needed
+            num_tokens = min(num_known * self._kv.page_size, num_prompt - 1)
+            return ReceivedPrompt(claim.name, num_written, num_tokens)
+        return ReceivedPrompt(claim.name, num_written, num_prompt, token)
+
+    def release(self, claim: PageClaim, *, num_written: int = 0, num_read: int = 0) -> None:
+        """Release a claim. The full pages written, from the first that was not cached on, become a
+        part of the prefix cache.
+        """
+        prompt = claim.request.prompt_ids
         num_tokens = (claim.num_cached + num_written) * self._kv.page_size
-        self._kv.release(claim.name, claim.request.prompt_ids, num_tokens)
+        self._kv.release(claim.name, prompt, min(num_tokens, len(prompt)))
         self._kv.num_received += num_written
         self._kv.num_sent += num_read
 
@@ -133,41 +173,41 @@ class PageTransfer:
         """Return the content of claimed pages, laid out as [L, 2 × Hkv, n, page_size, D]."""
         content = self.buffer(len(pages))
         with self._on_stream():
-            torch.from_numpy(content).copy_(self._read(pages))
+            found = self._pool.read_pages(self._index(pages))
+            torch.from_numpy(content).copy_(found.view(torch.uint8).flatten())
         return content
+
+    def digest(self, pages: Sequence[int]) -> int:
+        """Return a checksum of the content of the first claimed pages, at most a part."""
+        return zlib.crc32(self.read(pages[: self.part_pages]).data)
 
     def write(self, pages: Sequence[int], content: np.ndarray) -> None:
         """Write content as returned by `read`, in a `buffer`, to claimed pages."""
-        with self._on_stream():
-            self._write(pages, torch.from_numpy(content).to(self._pool.device, non_blocking=True))
-
-    def create_slots(self, num_slots: int) -> PeerSlots:
-        """Allocate slots for parts. Raises `RuntimeError`."""
-        return PeerSlots.create(self._pool.device, num_slots, self.peer_pages * self.page_bytes)
-
-    def open_slots(self, handle: Handle, num_slots: int) -> PeerSlots:
-        """Map the slots of another process. Raises the errors of `PeerSlots.open`."""
-        size = self.peer_pages * self.page_bytes
-        return PeerSlots.open(handle, self._pool.device, num_slots, size)
-
-    def read_to(self, pages: Sequence[int], slots: PeerSlots, slot: int) -> None:
-        """Copy the content of claimed pages to another process's slot. Raises `RuntimeError`."""
-        with self._on_stream():
-            content = self._read(pages)
-            slots[slot][: len(content)].copy_(content)
-
-    def write_from(self, pages: Sequence[int], slots: PeerSlots, slot: int) -> None:
-        """Write a slot's content to claimed pages."""
-        with self._on_stream():
-            self._write(pages, slots[slot][: len(pages) * self.page_bytes])
-
-    def _read(self, pages: Sequence[int]) -> Tensor:
-        return self._pool.read_pages(self._index(pages)).view(torch.uint8).flatten()
-
-    def _write(self, pages: Sequence[int], content: Tensor) -> None:
         pool = self._pool
         shape = (pool.num_layers, 2 * pool.num_kv_heads, len(pages), pool.page_size, pool.head_dim)
-        pool.write_pages(self._index(pages), content.view(pool.cell_dtype).view(shape))
+        self.wait_for_room()
+        with self._on_stream():
+            moved = torch.from_numpy(content).to(pool.device, non_blocking=True)
+            pool.write_pages(self._index(pages), moved.view(pool.cell_dtype).view(shape))
+
+    def share(self) -> PoolHandle | None:
+        """Return the pool's handle for one other process; None where it cannot be shared.
+
+        Raises `RuntimeError` for CUDA's errors.
+        """
+        return share_pool(self._pool)
+
+    def open_peer(self, handle: PoolHandle) -> PeerPool:
+        """Map the pool of another process. Raises the errors of `PeerPool.open`."""
+        return PeerPool.open(handle, self._pool)
+
+    def write_to(self, peer: PeerPool, pages: Sequence[int], own_pages: Sequence[int]) -> None:
+        """Copy the content of kept pages to pages of another process's pool, and wait for the end.
+
+        Raises `ValueError` for pages that it does not have, `RuntimeError` for CUDA's errors.
+        """
+        with self._on_stream():
+            peer.write(pages, own_pages)
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, device=self._pool.device)
@@ -176,9 +216,11 @@ class PageTransfer:
     def _on_stream(self) -> Iterator[None]:
         """Run work on a stream of its own, on which it does not wait for a step; wait for its end
         at the end of the block.
+
+        The tokens of kept pages have reached the host, so that their KV is there.
         """
-        stream, queued = self._stream, self._queued
-        if stream is None or queued is None:
+        stream = self._stream
+        if stream is None:
             with torch.inference_mode():
                 yield
             return
@@ -187,6 +229,5 @@ class PageTransfer:
             torch.cuda.device(self._pool.device),
             torch.cuda.stream(stream),
         ):
-            stream.wait_event(queued)
             yield
             stream.synchronize()

@@ -61,9 +61,11 @@ class FrameModel(LlamaModel):
         return own + frames + sampler_bytes(size, rows, 1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `LlamaModel`: sums of the embeddings of [T, K] ids. Raises `ValueError` for [T]."""
+        """See `LlamaModel`: sums of the embeddings of ids [T, `FrameShape.num_ids`]. Raises
+        `ValueError` for [T].
+        """
         if ids.dim() != 2:
-            raise ValueError("a model of frames takes ids [T, K], see `llm.batch.frame_rows`")
+            raise ValueError("a model of frames takes rows of ids, see `llm.batch.frame_rows`")
         return self._frame_embedding(ids)
 
     def layer_inputs(self, batch: ForwardBatch) -> Tensor:

@@ -2,12 +2,12 @@
 
     text id             projected text embedding                      ─┐  talker ─> head ─> code 0
     text id + code      the same plus the embedding of a first code   ─┤     └ code predictor
-    frame of K codes    sum of their embeddings plus that of tts_pad  ─┘        ─> codes 1 …
+    frame of K codes    sum of their embeddings and its text id's     ─┘        ─> codes 1 …
     vector              a speaker's, plus the text embedding of tts_pad
 
 The talker is a Qwen3, the code predictor a small one. The first codebook has more codes than the
-others: names of speakers and languages, and marks, one of which ends a sequence. The whole text is
-in the prompt, so that generated frames carry `tts_pad` as their text.
+others: names of speakers and languages, and marks, one of which ends a sequence. The text stands in
+the prompt, or in the frames, a text id in each; frames without text have the id of `tts_pad`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_TEXT_IDS = 2**31  # pairs of text ids and codes are ids, too
 
 
 class TalkerEmbedding:
-    """Maps [T, K] ids to [T, hidden]: see the module."""
+    """Maps ids [T, K + 1], of frames K codes and a text id, to [T, hidden]: see the module."""
 
     def __init__(self, text: Tensor, codes: Tensor, shape: FrameShape, pad_id: int) -> None:
         """`text` [ids, hidden], projected; `codes` [codes of all codebooks, hidden]."""
@@ -61,13 +61,14 @@ class TalkerEmbedding:
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return the sums; of a vector those of the rest of its position."""
-        rows = torch.where(ids == NO_CODE, self._nothing, ids + self._starts)
-        is_frame = ids[:, 1] != NO_CODE
-        has_text = ~is_frame & (ids[:, 0] != NO_CODE)
-        pair = ids[:, 0] // self._num_text  # 0: no code
+        first, codes = ids[:, 0], ids[:, :-1]
+        rows = torch.where(codes == NO_CODE, self._nothing, codes + self._starts)
+        is_frame = ids[:, -1] != NO_CODE
+        pair = first // self._num_text  # 0: no code
         paired = torch.where(pair > 0, self._num_text - 1 + pair, self._nothing)
         rows[:, 0] = torch.where(is_frame, rows[:, 0], paired)
-        text = torch.where(has_text, ids[:, 0] % self._num_text, self._pad_id)
+        alone = torch.where(first != NO_CODE, first % self._num_text, self._pad_id)
+        text = torch.where(is_frame, ids[:, -1], alone)
         return F.embedding_bag(torch.cat([text[:, None], rows], 1), self._table, mode="sum")
 
 
@@ -135,10 +136,16 @@ class Qwen3TTSModel(DepthModel):
         for holds, message in checks:
             if not holds:
                 raise CheckpointError(f"{path}: {message}")
-        stop = (end, *(0 for _ in range(count - 1)))
-        hidden = talker.size("hidden_size")
         return FrameShape(
-            count, size, num_text, stop, later, ends_at_first_code=True, vector_size=hidden
+            count,
+            size,
+            num_text,
+            (end, *(0 for _ in range(count))),
+            later,
+            ends_at_first_code=True,
+            vector_size=talker.size("hidden_size"),
+            text_size=talker.size("text_vocab_size"),
+            text_pad=pad,
         )
 
     def load_weights(self) -> None:

@@ -35,7 +35,7 @@ from llm.batch import (
     frame_rows,
     vectors_of,
 )
-from llm.config import ModelConfig, PipelineConfig, default_config
+from llm.config import ModelConfig, PipelineConfig, PipelineRole, default_config
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.state_pool import StatePool
@@ -260,6 +260,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             head_dim=self.head_dim,
             dtype=self.kv_cache_dtype,
             device=self.device,
+            is_shared=self.server_config.pipeline_role is PipelineRole.DecodeOnly,
         )
         if parts := self.recurrent_state:
             num_states = self.num_states(self.max_running_requests)
@@ -394,7 +395,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def _prepare_eagerly(self, batch: ScheduledBatch) -> ModelInputs:
         if self.attn_backend is None:
             raise RuntimeError("initialize the runner before its first forward")
-        num_ids = 1 if self.frames is None else self.frames.num_codebooks
+        num_ids = 1 if self.frames is None else self.frames.num_ids
         page_size = self.attn_backend.pool.page_size
         forward_batch = batch_of_rows(batch.rows, batch.mode, page_size, self.device, num_ids)
         planned = PlannedAttention.create(forward_batch, self.attn_backend)
@@ -511,7 +512,7 @@ def batch_of_rows(
 ) -> ForwardBatch:
     """Create a batch in which row b feeds its tokens at the positions from its `start` on.
 
-    `num_ids`: ids of a token, 1 or the K codes of a frame.
+    `num_ids`: ids of a token, 1 or the K of a frame.
     """
     tokens = [token for row in rows for token in row.token_ids]
     columns: Any = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T

@@ -8,7 +8,8 @@ Code k of frame n is drawn with the number n × K + k of the request's seed. Log
 those of code 0, whose logits are the language model's. Penalties count first codes, and change the
 logits of first codes. `SamplingParams.later_codes` are the parameters of the others. Where the
 model's delays force a code it replaces the one that was drawn, before the next code of the frame is
-decoded; a request's earlier frames then must be known.
+decoded; a request's earlier frames then must be known. A frame's text id is not drawn: the request
+has it, so that it is known before the frame is.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class FramePlan:
 
     codes: tuple[SamplingPlan, ...]
     forced: Tensor | None  # int32 [K, B], `FREE` where the code is drawn; None: none is forced
+    texts: Tensor | None  # int32 [B] text ids of the frames; None: they have none
 
 
 class FrameRules(TokenSampler[PlanT]):
@@ -110,10 +112,14 @@ class FrameSampler(FrameRules[FramePlan]):
             SamplingPlan(len(rows), tuple(_redrawn(group, column) for group in groups), None)
             for column in columns[1:]
         )
-        forced = forced_codes(self.shape, rows, sampled)
-        if forced is None:
-            return FramePlan((first, *later), None)
-        return FramePlan((first, *later), to_device(torch.from_numpy(forced), self._device))
+        forced, texts = (
+            None if found is None else to_device(torch.from_numpy(found), self._device)
+            for found in (
+                forced_codes(self.shape, rows, sampled),
+                text_ids(self.shape, rows, step),
+            )
+        )
+        return FramePlan((first, *later), forced, texts)
 
     def _penalties(
         self, rows: Sequence[ScheduledRow], sampled: Sequence[Sequence[Token]] | None
@@ -130,12 +136,12 @@ class FrameSampler(FrameRules[FramePlan]):
         return self._sampler.penalties(own, sampled and [first_codes(some) for some in sampled])
 
     def sample(self, logits: Tensor, plan: FramePlan, states: Tensor | None = None) -> Tensor:
-        """See `TokenSampler`: int32 [B, K]."""
+        """See `TokenSampler`: int32 [B, `FrameShape.num_ids`]."""
 
         def draw(logits: Tensor, code: int) -> Tensor:
             return self._sampler.sample(logits, plan.codes[code])
 
-        return decode_frames(self._decoder, logits, states, draw, plan.forced)
+        return decode_frames(self._decoder, logits, states, draw, plan.forced, plan.texts)
 
 
 def decode_frames(
@@ -144,16 +150,19 @@ def decode_frames(
     states: Tensor | None,
     draw: Callable[[Tensor, int], Tensor],
     forced: Tensor | None = None,
+    texts: Tensor | None = None,
 ) -> Tensor:
-    """Return int32 [B, K] frames; `draw` samples code k of all rows from its logits [B, V].
+    """Return int32 [B, `FrameShape.num_ids`] frames; `draw` samples code k of all rows from its
+    logits [B, V].
 
     `logits` are those of the first codes, `states` [B, H] the language model's hidden states.
-    Codes in `forced`, int32 [K, B], that are not `FREE` replace the drawn ones.
+    Codes in `forced`, int32 [K, B], that are not `FREE` replace the drawn ones. `texts`, int32 [B],
+    are the frames' text ids.
     """
     assert states is not None  # a model with a frame decoder returns them
     count = decoder.shape.num_codebooks
     if not len(logits):
-        return logits.new_empty(0, count, dtype=torch.int32)
+        return logits.new_empty(0, decoder.shape.num_ids, dtype=torch.int32)
 
     def chosen(logits: Tensor, code: int) -> Tensor:
         drawn = draw(logits, code)
@@ -163,7 +172,7 @@ def decode_frames(
     frames = decoder.begin(states)
     for code in range(1, count):
         codes.append(chosen(frames.next_logits(codes[-1].long()), code))
-    drawn = torch.stack(codes, dim=1)
+    drawn = torch.stack(codes if texts is None else [*codes, texts], dim=1)
     if decoder.shape.ends_at_first_code:
         drawn[:, 1:] *= drawn[:, :1] != decoder.shape.end[0]
     return drawn
@@ -188,6 +197,18 @@ def forced_codes(
         for generated, row in zip(before, rows, strict=True)
     ]
     return np.array(codes, dtype=np.int32).reshape(-1, shape.num_codebooks).T.copy()
+
+
+def text_ids(shape: FrameShape, rows: Sequence[ScheduledRow], step: int) -> np.ndarray | None:
+    """Return int32 [B] text ids of the rows' next frames; None for frames without one.
+
+    `step` is the number of frames of each row after its `output_ids`.
+    """
+    if not shape.text_size:
+        return None
+    pairs = ((row.sampling.frame_texts, len(row.output_ids) + step) for row in rows)
+    texts = [own[done] if done < len(own) else shape.text_pad for own, done in pairs]
+    return np.array(texts, dtype=np.int32)
 
 
 def check_sampling(sampling: SamplingParams) -> None:

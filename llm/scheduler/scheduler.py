@@ -21,10 +21,17 @@ from llm.request import FinishReason, Token, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
 from llm.scheduler.planner import BatchPlanner, Step
 from llm.scheduler.table import SequenceTable
-from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
+from llm.sequence import (
+    ReceivedPrompt,
+    Sequence,
+    SequenceStatus,
+    launch_sampling,
+    take_tokens,
+)
 from llm.stats import SequenceCounters, SequenceStats
 
 UNPAUSABLE = (SequenceStatus.PAUSED, SequenceStatus.ENDING)
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Scheduler:
@@ -111,9 +118,28 @@ class Scheduler:
         return self._counters.snapshot()
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence by priority and arrival."""
+        """Queue a new sequence by priority and arrival; one with pages in front."""
         sequence.limit_length(self._limits.max_length)
+        received, sequence.received = sequence.received, None
+        if received is None:
+            self._table.add(sequence)
+        else:
+            self._add_received(sequence, received)
+
+    def _add_received(self, sequence: Sequence, received: ReceivedPrompt) -> None:
+        kv, request_id, now = self._kv, sequence.request_id, self._clock()
+        num_tokens = received.num_tokens
+        kv.adopt(received.name, request_id, sequence.tokens, num_tokens, received.num_pages)
+        reason = sequence.receive(kv.pages(request_id), received)
+        sequence.next_commit = (num_tokens // kv.page_size + 1) * kv.page_size
+        if received.token is not None:
+            sequence.mark_scheduled(now)
+            self._mark_first_token(sequence, now)
+            sequence.token_s = now
         self._table.add(sequence)
+        self._table.queue_in_front(sequence)
+        if reason is not None:
+            self._ended.append(self._finish(sequence, reason, now))
 
     def cancel(self, request_id: str, asked_s: float | None = None) -> list[TokenChunk]:
         """End a sequence in any state; return its last chunk. `asked_s`: time of the request to
@@ -289,8 +315,7 @@ class Scheduler:
             chunk = self._finish(sequence, FinishReason.ERROR, now, error=error)
             return chunk._replace(is_refused=bool(message))
         if sequence.token_s is None:
-            sequence.mark_first_token(now)
-            self._counters.first_token_s.observe(now - sequence.arrival_s)
+            self._mark_first_token(sequence, now)
         else:
             self._counters.token_gap_s.observe(now - sequence.token_s)
         sequence.token_s = now
@@ -313,6 +338,10 @@ class Scheduler:
             return self._finish(sequence, reason, now, token_ids=token_ids, logprobs=logprobs)
         self._settle(sequence, step)
         return sequence.chunk(now, token_ids, logprobs) if token_ids else None
+
+    def _mark_first_token(self, sequence: Sequence, now: float) -> None:
+        sequence.mark_first_token(now)
+        self._counters.first_token_s.observe(now - sequence.arrival_s)
 
     def _settle(self, sequence: Sequence, step: Step) -> None:
         """Continue a sequence after a step: cache its full pages and update its place."""
@@ -350,7 +379,11 @@ class Scheduler:
         if sequence.pages and sequence.in_flight:
             self._in_flight.defer_release(sequence)
         elif sequence.pages:
-            self._kv.release(sequence.request_id, sequence.tokens, sequence.processed)
+            known = (sequence.tokens, sequence.processed)
+            if sequence.kept_as and reason in COMPLETE:
+                self._kv.keep(sequence.request_id, sequence.kept_as, *known)
+            else:
+                self._kv.release(sequence.request_id, *known)
             sequence.pages = ()
             self._note_released([sequence])
         self._table.discard(sequence)

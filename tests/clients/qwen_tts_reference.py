@@ -20,10 +20,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-LIMITS: dict[str, Any] = {
-    "max_new_tokens": 13,  # the last one has no frame
-    "non_streaming_mode": True,
-}
+LIMITS: dict[str, Any] = {"max_new_tokens": 13}  # the last one has no frame
 
 
 class Unused(ModuleType):

@@ -90,21 +90,25 @@ REQUESTS: dict[str, list[tuple[dict[str, Any], Voice]]] = {
             Voice("default", language="en", instructions=INSTRUCTIONS),
         ),
     ],
-    # The vectors of the prompts are those of RECORDING.
+    # The vectors of the prompts are those of RECORDING. With a text token in each frame the text of
+    # the first ends behind the recording's codes, that of the second in front of their end.
     "base": [
-        (
-            {
-                "text": "hello.",
-                "reference": {
-                    "codes": [CODES[n : n + COUNT] for n in range(0, len(CODES), COUNT)],
-                    "text": "hello you.",
-                    "recording": RECORDING,
+        *(
+            (
+                {
+                    "text": "hello.",
+                    "reference": {
+                        "codes": [CODES[n : n + COUNT] for n in range(0, len(CODES), COUNT)],
+                        "text": said,
+                        "recording": RECORDING,
+                    },
                 },
-            },
-            Voice("mine", prompt=VoicePrompt(CODES, "hello you.")),
+                Voice("mine", prompt=VoicePrompt(CODES, said)),
+            )
+            for said in ("hello you.", "hello")
         ),
         (
-            {"text": "hello, you.", "reference": {"recording": RECORDING}, "language": "English"},
+            {"text": "hello.", "reference": {"recording": RECORDING}, "language": "English"},
             Voice("mine", language="en", prompt=VoicePrompt(())),
         ),
     ],
@@ -120,10 +124,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("hidden", [32, 48])  # of the code predictor; 48 is the talker's, as 0.6B
+# `hidden` is that of the code predictor; 48 is the talker's, as of the 0.6B. `has_text_first` is
+# `non_streaming_mode`; None: the default of both sides.
+@pytest.mark.parametrize(
+    ("hidden", "has_text_first"), [(32, None), (48, None), (32, True), (32, False)]
+)
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_codes_and_samples_are_those_of_the_package(
-    packages: Path, tmp_path: Path, kind: str, hidden: int
+    packages: Path, tmp_path: Path, kind: str, hidden: int, has_text_first: bool | None
 ) -> None:
     folder = write_qwen3_tts_family(
         tmp_path / "model",
@@ -138,7 +146,10 @@ def test_codes_and_samples_are_those_of_the_package(
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
     np.save(tmp_path / RECORDING, hum(1.3, 24_000))
     requests = tmp_path / "requests.json"
-    requests.write_text(json.dumps([request for request, _ in REQUESTS[kind]]))
+    layout = {} if has_text_first is None else {"non_streaming_mode": has_text_first}
+    requests.write_text(json.dumps([request | layout for request, _ in REQUESTS[kind]]))
+    if layout:
+        (folder / "speech.json").write_text(json.dumps({"family": "qwen3_tts"} | layout))
     program = Path(__file__).with_name("qwen_tts_reference.py")
     arguments = [program, folder, requests, tmp_path / "out.safetensors"]
     environment = os.environ | {"PYTHONPATH": str(packages)}
@@ -177,7 +188,7 @@ def fill_gaps(path: Path) -> None:
 async def spoken(
     folder: Path, voices: list[Voice], kind: str
 ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Return greedy codes and samples of each request, by the service.
+    """Return greedy codes and samples of each request, by the service, in one batch.
 
     The settings are those of generation_config.json.
     """
@@ -185,15 +196,18 @@ async def spoken(
     service = create_service(configured(folder, run_model_test_mode=False, **values))
     synthesizer = service.synthesizer
     assert synthesizer is not None
-    found = []
-    for voice, (request, _) in zip(voices, REQUESTS[kind], strict=True):
+
+    async def listen(voice: Voice, text: str) -> tuple[tuple[int, ...], np.ndarray]:
         sampling = SamplingOverrides(max_tokens=COUNT * NUM_FRAMES)
-        asked = SpeechRequest(request["text"], voice=voice, sampling=sampling)
+        asked = SpeechRequest(text, voice=voice, sampling=sampling)
         codes: tuple[int, ...] = ()
         data = b""
         async for event in synthesizer.stream(asked):
             if isinstance(event, AudioChunk):
                 codes, data = event.carry, data + event.data
-        found.append((codes, np.frombuffer(data, "<f4")))
+        return codes, np.frombuffer(data, "<f4")
+
+    pairs = zip(voices, REQUESTS[kind], strict=True)
+    found = await asyncio.gather(*(listen(voice, asked["text"]) for voice, (asked, _) in pairs))
     await service.client.close()
     return found

@@ -1,10 +1,11 @@
 """Models of frames on a GPU: in batches the frames of the references, eagerly and from CUDA graphs
-that contain the frame decoder and the sampling of every code.
+that contain the frame decoder and the sampling of every code. Those of Qwen3-TTS have texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def higgs_frames(folder: Path, prompts: Prompts) -> list[Frames]:
 
 def qwen3_tts_frames(folder: Path, prompts: Prompts) -> list[Frames]:
     model = qwen3_tts_checkpoints.Reference.read(folder)
-    return [list(model.frames(one, NUM_FRAMES)) for one in prompts]
+    texts = test_qwen3_tts.TEXTS_OF
+    return [list(model.frames(one, NUM_FRAMES, None, texts[tuple(one)])) for one in prompts]
 
 
 MODELS: dict[
@@ -94,11 +96,10 @@ def test_greedy_and_drawn_frames_in_a_batch(
     write, frames, prompts = MODELS[kind]
     folder = write(tmp_path / "model")
     expected = frames(folder, prompts)
-    greedy = [SamplingParams(temperature=0.0, max_tokens=NUM_FRAMES)] * len(prompts)
-    drawn = [
-        SamplingParams(temperature=1.0, top_k=7, seed=place, max_tokens=NUM_FRAMES)
-        for place in range(len(prompts))
-    ]
+    texts = test_qwen3_tts.TEXTS if kind == "qwen3_tts" else [()] * len(prompts)
+    own = [SamplingParams(max_tokens=NUM_FRAMES, frame_texts=one) for one in texts]
+    greedy = [replace(one, temperature=0.0) for one in own]
+    drawn = [replace(one, top_k=7, seed=place) for place, one in enumerate(own)]
     engine = engine_of(folder, captures=captures, overlaps=overlaps)
     try:
         for turn in range(2):

@@ -14,19 +14,32 @@ import pytest
 import torch
 
 from decoder import AudioEncoding
-from llm import PipelineConfig, PipelineRole, Request, SamplingParams, create_engine
+from llm import (
+    PageTransfer,
+    PipelineConfig,
+    PipelineRole,
+    Request,
+    SamplingParams,
+    create_engine,
+)
 from llm.kv_cache import transfer
 from tests.gpu.test_cuda_graphs import SHAPE, VOCAB
 from tests.llm.llama_checkpoints import random_ids, write_llama
 from tests.tts.ipc.remote_engine import new_base, new_tcp_base
-from tests.tts.ipc.roles import check_released, tokens_of
+from tests.tts.ipc.roles import (
+    INBOX,
+    MESSAGE,
+    WRITTEN,
+    check_released,
+    tokens_of,
+    ways_of_pages,
+)
 from tts.engine.client import EngineInfo
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import PrefillClient
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
-from tts.ipc.messages import Pages
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,7 +100,7 @@ async def _serve(checkpoint: Path, device: str, base: str, ready: Event, done: E
 
 
 def serve(checkpoint: Path, device: str, base: str, ready: Event, done: Event) -> None:
-    transfer.PART_BYTES = transfer.PEER_PART_BYTES = 1
+    transfer.PART_BYTES = 1
     asyncio.run(_serve(checkpoint, device, base, ready, done))
 
 
@@ -116,21 +129,13 @@ def test_tokens_are_those_of_one_engine(
     """One after the other, so that nothing else shares a step. Twice, so that memory is reused."""
     if int(device[-1]) >= NUM_GPUS:
         pytest.skip("needs two CUDA devices")
-    for size in ("PART_BYTES", "PEER_PART_BYTES"):  # parts of a page, so that slots are reused
-        monkeypatch.setattr(transfer, size, 1)
+    monkeypatch.setattr(transfer, "PART_BYTES", 1)  # parts of a page, so that slots are reused
     if way == "shared memory":
-        monkeypatch.setattr("tts.ipc.decode_client.MAX_LANDINGS", 0)
+        monkeypatch.setattr(PageTransfer, "share", lambda self: None)
     base = new_tcp_base() if way == "messages" else new_base()
     if way == "messages":
         monkeypatch.setattr("tts.ipc.inbox.FOLDER", Path("/no/such/folder"))
-    ways: set[tuple[bool, bool]] = set()
-    store = DecodeClient._store
-
-    def watched(self: DecodeClient, missing: Any, pages: Pages, *memory: Any) -> None:
-        ways.add((pages.on_gpu, pages.slot >= 0))
-        store(self, missing, pages, *memory)
-
-    monkeypatch.setattr(DecodeClient, "_store", watched)
+    ways = ways_of_pages(monkeypatch)
 
     async def scenario() -> None:
         plain = client_of(checkpoint, "cuda:0", "prefill_and_decode")
@@ -142,9 +147,10 @@ def test_tokens_are_those_of_one_engine(
             for request, tokens in zip(requests(), expected, strict=True):
                 own = Request(request.request_id, request.prompt_ids, request.sampling, 0, salt)
                 found, num_cached = await tokens_of(client, own)
-                assert num_cached == (len(own.prompt_ids) - 1) // 16 * 16
+                assert num_cached == len(own.prompt_ids)
                 assert found == tokens
-        assert ways == {(way == "directly", way != "messages")}
+        expected_way = {"directly": WRITTEN, "shared memory": INBOX, "messages": MESSAGE}[way]
+        assert ways == {expected_way}
         await check_released(local)
         await client.close()
 

@@ -15,8 +15,9 @@ from tests.fakes import LlamaShape, build_tiny_checkpoint, tiny_config
 from tests.tts.family_checkpoints import write_orpheus
 from tts.config.defaults import embedded_folder
 from tts.config.pipeline import AUTO_DECODER
+from tts.engine.local_client import LocalEngineClient
 from tts.factory import create_service
-from tts.speech.types import SamplingOverrides, SpeechRequest, SynthesizedSpeech
+from tts.speech.types import AudioChunk, SamplingOverrides, SpeechRequest, SynthesizedSpeech
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,17 +77,70 @@ def test_the_same_speech_over_flashinfer(tmp_path: Path) -> None:
     check_both_ways(checkpoint, model | {"batch_invariant": True})
 
 
-def test_the_same_speech_with_a_codec_that_pads(tmp_path: Path) -> None:
-    """Orpheus with random weights and SNAC, the rest as above."""
-    pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
-    checkpoint = write_orpheus(tmp_path / "model")
+def orpheus(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Write an Orpheus without weights; return its folder, the options of the model, the others."""
+    checkpoint = write_orpheus(folder)
     config = json.loads((checkpoint / "config.json").read_text())
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
     (checkpoint / "config.json").write_text(json.dumps(config | sizes))
     (checkpoint / "model.safetensors").unlink()
-    model = {"quantization_encoding": "bfloat16", "attention_backend": "flashinfer"}
+    model = {
+        "quantization_encoding": "bfloat16",
+        "attention_backend": "flashinfer",
+        "batch_invariant": True,
+    }
     values = {"audio_decoder": AUTO_DECODER, "run_model_test_mode": True, "max_length": 1280}
-    check_both_ways(checkpoint, model | {"batch_invariant": True}, **values)
+    return checkpoint, model, values
+
+
+def test_the_same_speech_with_a_codec_that_pads(tmp_path: Path) -> None:
+    """Orpheus with random weights and SNAC, the rest as above."""
+    pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
+    checkpoint, model, values = orpheus(tmp_path / "model")
+    check_both_ways(checkpoint, model, **values)
+
+
+def test_streams_of_a_crowd_sound_like_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orpheus as above, 24 streams at once: the model waits for the decoder at times."""
+    pytest.importorskip("flashinfer", reason="needs FlashInfer, the extra gpu")
+    checkpoint, model, values = orpheus(tmp_path / "model")
+    values |= {"enable_overlap_scheduler": True, "pace_streams": True}
+    config = tiny_config(checkpoint, model=model, **values)
+    service = create_service(config)
+    synthesizer, waits = service.synthesizer, list[bool]()
+    assert synthesizer is not None
+    assert isinstance(service.client, LocalEngineClient)
+    loop = service.client._decode_loop
+    may_wait = loop.may_wait
+
+    def watched(num_live: int) -> bool:
+        waits.append(may_wait(num_live))
+        return waits[-1]
+
+    monkeypatch.setattr(loop, "may_wait", watched)
+
+    async def heard(number: int) -> np.ndarray:
+        sampling = SamplingOverrides(temperature=0.0)
+        text = f"Stream number {number}."
+        request = SpeechRequest(text, sampling=sampling, max_audio_s=4.0)
+        events = [event async for event in synthesizer.stream(request)]
+        data = b"".join(event.data for event in events if isinstance(event, AudioChunk))
+        return np.frombuffer(data, "<i2").astype(float)
+
+    async def scenario() -> None:
+        try:
+            alone = [await heard(number) for number in range(24)]
+            together = await asyncio.gather(*map(heard, range(24)))
+        finally:
+            await service.client.close()
+        for then, now in zip(alone, together, strict=True):
+            assert len(then) == len(now) > 0
+            assert np.abs(then - now).max() < 0.02 * np.abs(then).max()
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert any(waits)
 
 
 @pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="it is not there")

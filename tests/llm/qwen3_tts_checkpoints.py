@@ -223,8 +223,8 @@ class Reference:
         if isinstance(token, bytes):
             return torch.frombuffer(bytearray(token), dtype=torch.float32) + self.text(PAD)
         if not isinstance(token, int):
-            codes = [self.code(book, code) for book, code in enumerate(token)]
-            return torch.stack(codes).sum(0) + self.text(PAD)
+            codes = [self.code(book, code) for book, code in enumerate(token[:-1])]
+            return torch.stack(codes).sum(0) + self.text(token[-1])
         text, pair = token % TEXT_IDS, token // TEXT_IDS
         return self.text(text) + (self.code(0, pair - 1) if pair else 0)
 
@@ -234,7 +234,7 @@ class Reference:
             inputs = torch.stack([self.embedded(token) for token in prompt])[None]
             state = self.talker(inputs_embeds=inputs).last_hidden_state[0, -1]
             first = self.weights["talker.codec_head.weight"] @ state
-            codes = [self.code(book, code) for book, code in enumerate(frame[:-1])]
+            codes = [self.code(book, code) for book, code in enumerate(frame[: CODEBOOKS - 1])]
             x = torch.stack([state, *codes])
             name = "talker.code_predictor.small_to_mtp_projection"
             if f"{name}.weight" in self.weights:
@@ -244,9 +244,13 @@ class Reference:
             return [first, *(head(s) for head, s in zip(heads, states[1:], strict=False))]
 
     def frames(
-        self, prompt: Sequence[Token], count: int, adjust: Adjust | None = None
+        self,
+        prompt: Sequence[Token],
+        count: int,
+        adjust: Adjust | None = None,
+        texts: Sequence[int] = (),
     ) -> list[tuple[int, ...]]:
-        """Return greedy frames, up to one whose first code is `END`."""
+        """Return greedy frames with their text ids, up to one whose first code is `END`."""
         tokens, found = [*prompt], list[tuple[int, ...]]()
         while len(found) < count:
             frame: list[int] = []
@@ -257,7 +261,8 @@ class Reference:
                 frame.append(int(row.argmax()))
                 if frame == [END]:
                     return found
-            found.append(tuple(frame))
+            text = texts[len(found)] if len(found) < len(texts) else PAD
+            found.append((*frame, text))
             tokens.append(found[-1])
         return found
 

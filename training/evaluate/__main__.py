@@ -5,8 +5,9 @@
 `natural`: naturalness and misheard words; `voices`: whether every named voice is told from the
 others; `cloning`: voices of clips, `people`: of recordings; `prosody`: questions and durations;
 `timings`: times of words; `skipped`: missing and doubled words of hard texts; `phonemes`: IPA in a
-request, and of a text. The lines are held out of training. All need `.[teacher,listeners]`, and all
-but `people` a prepared teacher (`training.lent.prepare`).
+request, and of a text; `codes`: made-up words and questions by the language model alone. The lines
+are held out of training. All need `.[teacher,listeners]`, and all but `people` a prepared teacher
+(`training.lent.prepare`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.skipped import add_options
-from training.evaluate import cloning, natural, phonemes, prosody, skipped, timings, voices
+from training.evaluate import cloning, codes, natural, phonemes, prosody, skipped, timings, voices
 from training.speech_codec.coder import CODER_FILE
+from training.speech_lm.writer import TEMPERATURE
+from tts.config.defaults import embedded_folder
 
+READER_FILE = CODER_FILE.with_name("reader.safetensors")
+EMBEDDED_LM = embedded_folder() / "model.safetensors"
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -71,6 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--coder", type=Path, default=CODER_FILE, help="that wrote the codes")
     command.add_argument("--words", type=int, default=500, help="made up")
     command.add_argument("--lines", type=int, help="written, only the first N")
+    command.add_argument("--seed", type=int, default=0, help="of the words")
+    command = add(commands, "codes", codes.run, "the language model alone")
+    command.add_argument("--weights", type=Path, default=EMBEDDED_LM, help="voices.json next to it")
+    command.add_argument("--reader", type=Path, default=READER_FILE, help="that reads the codes")
+    command.add_argument("--coder", type=Path, default=CODER_FILE, help="that wrote the codes")
+    command.add_argument("--spelled", type=Path, help="tables of phonemes, without phonemisers")
+    command.add_argument("--words", type=int, default=500, help="made up")
+    command.add_argument("--questions", type=int, default=400)
+    command.add_argument("--draws", type=int, default=1, help="of each")
+    command.add_argument("--temperature", type=float, default=TEMPERATURE)
     command.add_argument("--seed", type=int, default=0, help="of the words")
     return parser
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -23,6 +22,7 @@ from benchmarks.understood import SEED, VOICES
 from benchmarks.word_errors import WordErrors, edit_distance, total
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes, phones_of
 from training.evaluate.systems import THEIRS, Teacher, held_out
+from training.kokoro.made_up import judging
 from training.kokoro.packages import symbols
 from training.kokoro.phonemes import Speller
 from training.speech_codec.coder import Coder, load_coder
@@ -34,33 +34,21 @@ from tts.cli.options import ModelChoice
 from tts.cli.run import print_phonemes
 
 LEAST_RIGHT = 0.97
-SINGLE, ENDS = "pbtdkɡfvθðszʃʧʤhmnlɹwj", "pbtdkɡfvθszʃʧʤmnŋl"
-ONSETS = (
-    *SINGLE, "pl", "bl", "kl", "ɡl", "fl", "sl", "pɹ", "bɹ", "tɹ", "dɹ", "kɹ", "ɡɹ", "fɹ", "θɹ",
-    "st", "sp", "sk", "sm", "sn", "sw", "tw", "kw", "stɹ",
-)  # fmt: skip
-CODAS = (*[""] * 8, *ENDS, "st", "nd", "nt", "mp", "ŋk", "lt", "ks")
-STRESSED = {"a": tuple("AIOWYiuɑɔæɛɪʊʌ"), "b": (*"AIQWYæɛɪʊʌɒ", "iː", "uː", "ɑː", "ɔː", "ɜː")}
-"""Vowels of stressed syllables by accent; others have ə or ɪ."""
 SENTENCE, BLANK = "They call it {}, I think.", "wug"
 BETWEEN = " {}"
 WORST = 20  # words that are shown
 
 
-def made_up(rng: random.Random, accent: str) -> str:
-    """Return the teacher's symbols of a word of one to three syllables that English could have."""
-    count = rng.choice((1, 2, 2, 3))
-    stressed, word = rng.randrange(count), ""
-    for number in range(count):
-        vowel = f"ˈ{rng.choice(STRESSED[accent])}" if number == stressed else rng.choice("əɪ")
-        coda = rng.choice(CODAS) if number == count - 1 else ""
-        word += rng.choice(ONSETS) + vowel + coda
-    return word
-
-
 def ipa_of(phonemes: str) -> str:
     """Return symbols of the teacher in IPA."""
     return "".join(IPA.get(symbol, symbol) for symbol in phonemes)
+
+
+def judging_words(count: int, seed: int) -> list[tuple[str, str]]:
+    """Return made-up words, each with the name of the voice that says it."""
+    names = [VOICES[n % len(VOICES)] for n in range(count)]
+    accents = "".join(THEIRS[name][0] for name in VOICES)
+    return list(zip(judging(count, seed, accents), names, strict=True))
 
 
 def errors_inside(wanted: str, heard: str) -> int:
@@ -102,9 +90,11 @@ def asked_of_teacher(
     teacher: Teacher, coder: Coder, reader: PhoneReader, words: Sequence[tuple[str, str]]
 ) -> Iterator[Asked]:
     """Iterate over the same words by the teacher's plans, as codes."""
+    lines = []
     for word, name in words:
         before, after = (teacher.phonemes(part, name) for part in SENTENCE.split(BETWEEN))
-        codes = teacher.codes(coder, f"{before} {word}{after}", name)
+        lines.append((f"{before} {word}{after}", name))
+    for (word, name), codes in zip(words, teacher.codes_of_lines(coder, lines), strict=True):
         yield Asked(word, name, reader.phones(codes))
 
 
@@ -157,9 +147,8 @@ def run(args: argparse.Namespace) -> int:
     said = asyncio.run(pronounced(LocalClient.load(ModelChoice(args.model)), texts))
     rows = [of_letters(texts, wanted, said)]
     if args.reader:
-        rng, sizes = random.Random(args.seed), coder_sizes(DESIGNS["source_free"])
-        names = [VOICES[n % len(VOICES)] for n in range(args.words)]
-        words = [(made_up(rng, THEIRS[name][0]), name) for name in names]
+        sizes = coder_sizes(DESIGNS["source_free"])
+        words = judging_words(args.words, args.seed)
         reader = PhoneReader.load(args.reader, sizes, known)
         voice, codes = load_with_codes(args.model)
         with voice:

@@ -1,4 +1,5 @@
-"""Phones that are in codes, by what read them in training (`training.speech_codec.train_coder`).
+"""Phones and pitch that are in codes, by what read them in training
+(`training.speech_codec.train_coder`).
 
 Codes are all that the language model writes, so this judges it, and not the decoder after it.
 """
@@ -17,7 +18,9 @@ from safetensors.torch import load_file
 from decoder import CodecSpec
 from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from llm import Request, TokenChunk
+from training.kokoro.vocoder import SAMPLE_RATE
 from training.speech_codec.coder import Reader, Sizes
+from training.speech_codec.plans import MIDDLE_HZ, POINT
 from tts.api.load import load_service
 from tts.api.running import RunningService
 from tts.api.voice import LoadedVoice
@@ -28,6 +31,7 @@ from tts.speech.synthesizer import Synthesizer
 MARKS = frozenset("ˈˌː .,;:!?—…“”\"()'")
 """Symbols that are no phones."""
 SHORTEST = 2  # points of 10 ms: a symbol of the teacher has 25 ms
+POINT_S = POINT / SAMPLE_RATE
 
 
 def phones_of(phonemes: str) -> str:
@@ -64,6 +68,15 @@ class PhoneReader:
         starts = np.flatnonzero(np.diff(read, prepend=-1))
         long = np.diff(starts, append=len(read)) >= SHORTEST
         return phones_of("".join(self._symbols.get(n, "") for n in read[starts[long]].tolist()))
+
+    @torch.inference_mode()
+    def pitch(self, codes: Sequence[int]) -> np.ndarray:
+        """Return the pitch of codes [T] in Hz, one value in every `POINT_S`, 0 without voice."""
+        if not codes:
+            return np.zeros(0)
+        _, curves = self._reader.plan(self._values.values(torch.tensor([codes])))
+        octaves, voiced, _ = curves[0].unbind(-1)
+        return torch.where(voiced > 0, MIDDLE_HZ * 2**octaves, 0.0).double().numpy()
 
 
 class CodeClient:

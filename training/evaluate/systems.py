@@ -14,7 +14,7 @@ from benchmarks.report import lines_of
 from benchmarks.understood import HELD_OUT, SEED, Clip, Speaker
 from training.kokoro.network import SAMPLE_RATE
 from training.kokoro.packages import symbols
-from training.kokoro.phonemes import Speller, ids_of
+from training.kokoro.phonemes import ACCENTS, Speller, ids_of, read_table, table
 from training.kokoro.studio import Session, Studio
 from training.kokoro.style import Voice
 from training.speech_codec.clips import TEXTS, Line, say
@@ -46,10 +46,17 @@ class Teacher:
         self.mixtures: dict[str, Voice] = {}
 
     @classmethod
-    def open(cls, folder: Path, package: Path, device: str = "cpu") -> Teacher:
-        """Load a prepared teacher (`training.lent.prepare`)."""
+    def open(
+        cls, folder: Path, package: Path, device: str = "cpu", spelled: Path | None = None
+    ) -> Teacher:
+        """Load a prepared teacher (`training.lent.prepare`). `spelled`: tables of phonemes
+        (`training.kokoro.phonemes`) of all texts, in place of the phonemisers."""
         studio = Studio.open(folder, torch.device(device))
-        return cls(studio, symbols(package), {accent: Speller(accent) for accent in "ab"})
+        spell: dict[str, Callable] = {
+            accent: looked_up(table(spelled, accent)) if spelled else Speller(accent)
+            for accent in ACCENTS
+        }
+        return cls(studio, symbols(package), spell)
 
     def voice(self, name: str) -> Voice:
         """Return a mixture, or the voice that one of ours learned from."""
@@ -73,10 +80,14 @@ class Teacher:
 
     def codes(self, coder: Coder, phonemes: str, voice: str) -> tuple[int, ...]:
         """Return the codes of its plan of phonemes."""
-        plan = self.plan([(phonemes, voice)])
+        return self.codes_of_lines(coder, [(phonemes, voice)])[0]
+
+    def codes_of_lines(self, coder: Coder, lines: Sequence[VoicedLine]) -> list[tuple[int, ...]]:
+        """Return the codes of its plans of lines, whose texts are phonemes."""
+        plan = self.plan(lines)
         held = {part: torch.from_numpy(plan[part]) for part in ("phones", "pitch", "energy")}
-        codes, _ = codes_of_lines(coder, held, torch.zeros(1, dtype=torch.long))
-        return tuple(codes.tolist())
+        codes, at = codes_of_lines(coder, held, torch.from_numpy(plan["start"]))
+        return [tuple(part.tolist()) for part in torch.tensor_split(codes, at[1:].tolist())]
 
     def plan(self, lines: Sequence[VoicedLine]) -> dict[str, np.ndarray]:
         """Return the plan of lines, whose texts are phonemes, without any sound."""
@@ -90,6 +101,12 @@ class Teacher:
         """Return the durations that it plans for texts in voices, float64 [N]."""
         plan = self.plan([(self.phonemes(*line), line[1]) for line in lines])
         return (plan["end"] - plan["start"]) / SAMPLE_RATE
+
+
+def looked_up(path: Path) -> Callable[[str], str]:
+    """Return a function from the texts of a table to their phonemes; KeyError for others."""
+    pairs = [row.split("\t") for row in read_table(path)]
+    return {text: phonemes for phonemes, text in pairs}.__getitem__
 
 
 def speaker_of(voice: LoadedVoice) -> Speaker:

@@ -14,12 +14,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.templates import WORDS, fill, letters, number
+from training.corpus import HELD_OUT
+from training.templates import WORDS, fill, letters, number, question
 
 SHARES = {
     "long": 0.14,  # 120 characters and more
-    "prose": 0.34,
-    "question": 0.14,
+    "prose": 0.24,
+    "question": 0.12,
+    "yes or no": 0.12,  # questions
     "exclamation": 0.06,
     "dialogue": 0.07,
     "list": 0.06,
@@ -103,7 +105,9 @@ def choose(corpus: Sequence[str], count: int, seed: int) -> list[str]:
         "list": lambda: listing(rng),
         "exclamation": lambda: exclamation(rng, short),
         "template": lambda: counted(rng),
+        "yes or no": lambda: question(rng, list(NAMES)),
     }
+    judged = {line for path in HELD_OUT for line in path.read_text(encoding="utf-8").splitlines()}
     chosen: dict[str, None] = {}
     for kind, share in SHARES.items():
         wanted = round(share * count)
@@ -112,7 +116,7 @@ def choose(corpus: Sequence[str], count: int, seed: int) -> list[str]:
         if kind in makers:
             lines += [makers[kind]() for _ in range(wanted - len(lines))]
         chosen.update(dict.fromkeys(lines))
-    lines = list(chosen)
+    lines = [line for line in chosen if line not in judged]
     rng.shuffle(lines)
     return lines
 

@@ -68,9 +68,9 @@ class Decoder(nn.Module):
 
 
 class Kokoro(nn.Module):
-    """The whole teacher. `prepare` before use on a GPU."""
+    """The teacher; a silent one decides how to speak, and has nothing to speak with."""
 
-    def __init__(self, pointwise: Pointwise | None = None) -> None:
+    def __init__(self, pointwise: Pointwise | None = None, *, silent: bool = False) -> None:
         super().__init__()
         from transformers import AlbertConfig, AlbertModel
 
@@ -85,16 +85,17 @@ class Kokoro(nn.Module):
         )
         self.bert = AlbertModel(config, add_pooling_layer=False)
         self.bert_encoder = nn.Linear(768, HIDDEN)
-        self.text_encoder = SoundEncoder()
+        self.text_encoder = None if silent else SoundEncoder()
         self.predictor = Predictor(pointwise)
-        self.decoder = Decoder(pointwise)
+        self.decoder = None if silent else Decoder(pointwise)
 
     @classmethod
     def load(
         cls, weights: Mapping[str, Tensor], device: torch.device, pointwise: Pointwise | None = None
     ) -> Kokoro:
-        """Load the tensors of `training.kokoro.weights`; all must be present, with their shapes."""
-        network = cls(pointwise)
+        """Load the tensors of `training.kokoro.weights`; all must be present, with their shapes, or
+        none of those that a silent teacher lacks."""
+        network = cls(pointwise, silent=not any(map(needed_to_speak, weights)))
         wanted = network.state_dict()
         fitting = {
             name: value.unsqueeze(2)
@@ -104,23 +105,21 @@ class Kokoro(nn.Module):
         }
         network.load_state_dict(fitting)
         network = network.to(device).eval().requires_grad_(requires_grad=False)
-        if device.type == "cuda":
+        if network.decoder is not None and device.type == "cuda":
             network.decoder.to(memory_format=torch.channels_last)
         return network
 
     @torch.no_grad()
     def prosody(self, ids: Tensor, lengths: Tensor, style: Tensor) -> Prosody:
-        """ids int64 [B, T], padded with 0; lengths int64 [B] on the CPU; style [B, 256]."""
+        """ids int64 [B, T], padded with 0; lengths int64 [B] on the CPU; style [B, 256]. A silent
+        teacher's features for the sound have no values."""
         own = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
         column = own[..., None].float()
         known = self.bert(ids, attention_mask=own.long()).last_hidden_state
         half = style[:, STYLE // 2 :]
         features = self.predictor.text_encoder(self.bert_encoder(known), half, lengths, column)
-        return Prosody(
-            self.predictor.durations(features, lengths, column),
-            features,
-            self.text_encoder(ids, lengths, column),
-        )
+        sound = self.text_encoder(ids, lengths, column) if self.text_encoder else features[..., :0]
+        return Prosody(self.predictor.durations(features, lengths, column), features, sound)
 
     @torch.no_grad()
     def curves(self, prosody: Prosody, style: Tensor) -> Curves:
@@ -145,11 +144,17 @@ class Kokoro(nn.Module):
 
         `noise` scales the breath in the source; 0 makes the result a function of the arguments.
         """
+        assert self.decoder is not None, "a silent teacher only plans"
         spread, _ = _by_frame(prosody.sound, prosody.durations)
         sound = spread.transpose(1, 2)[:, :, None]
         if sound.is_cuda:
             sound = sound.contiguous(memory_format=torch.channels_last)
         return self.decoder(sound, curves, style[:, : STYLE // 2], noise)
+
+
+def needed_to_speak(name: str) -> bool:
+    """Return whether a tensor of this name is needed for the sound only."""
+    return name.startswith(("decoder.", "text_encoder."))
 
 
 def _by_frame(features: Tensor, durations: Tensor) -> tuple[Tensor, Valid]:

@@ -1,11 +1,13 @@
 """Text to the teacher's phonemes: misaki with a tagger that needs no model of its own.
 
     python -m training.kokoro.phonemes --lines runs/lines.txt --package runs/teacher/package \
-        --out runs/phonemes
+        --out runs/phonemes [--made-up 30000]
 
 Needs the packages misaki, spacy, textblob, phonemizer-fork and espeakng-loader (training only).
 misaki asks spaCy for words with Penn tags. Here spaCy's rules split the words, and TextBlob's
 tagger names their parts of speech; words that misaki's lexicon lacks are said as espeak-ng does.
+With --made-up each accent has so many more lines, with words that exist in no language
+(`training.kokoro.made_up`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.kokoro.made_up import Lines
 from training.kokoro.packages import symbols
 
 ACCENTS = {"a": False, "b": True}  # American, British
@@ -156,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--package", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of a.tsv.xz and b.tsv.xz")
     parser.add_argument("--accents", nargs="+", choices=sorted(ACCENTS), default=list(ACCENTS))
+    parser.add_argument("--made-up", type=int, default=0, help="lines with made-up words")
+    parser.add_argument("--seed", type=int, default=1, help="of those")
     args = parser.parse_args(argv)
     known = symbols(args.package)
     lines = args.lines.read_text(encoding="utf-8").splitlines()
@@ -163,8 +168,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for accent in args.accents:
         pairs = zip(spell_lines(lines, accent, known), lines, strict=True)
         rows = [f"{phonemes}\t{line}" for phonemes, line in pairs if phonemes.strip()]
-        write_table(rows, table(args.out, accent))
-        print(f"{accent}: {len(rows)} of {len(lines)} lines")
+        made_up = list(Lines(rows, accent, args.seed).take(args.made_up))
+        write_table([*rows, *made_up], table(args.out, accent))
+        print(f"{accent}: {len(rows)} of {len(lines)} lines, {len(made_up)} with made-up words")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.network import FRAME, Curves, Kokoro
 from training.kokoro.packages import symbols
 from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
-from training.kokoro.style import StyleBook, Voice
+from training.kokoro.style import NAMED_SHARE, StyleBook, Voice
 from training.kokoro.text import Prosody
 from training.kokoro.weights import unpack
 
@@ -291,11 +291,12 @@ def draw_sessions(
     lines: dict[str, list[tuple[int, ...]]],
     sizes: tuple[int, int],
     rng: random.Random,
+    named: float = NAMED_SHARE,
 ) -> list[Session]:
-    """`sizes` voices and lines of each, of its accent ('a' or 'b')."""
+    """`sizes` voices and lines of each, of its accent ('a' or 'b'); `named`: share of voices."""
     sessions = []
     for _ in range(sizes[0]):
-        voice = book.draw(rng)
+        voice = book.draw(rng, named)
         table_ = lines[voice.accent]
         rows = tuple(rng.randrange(len(table_)) for _ in range(sizes[1]))
         sessions.append(Session(voice, tuple(table_[row] for row in rows), rows))
@@ -339,6 +340,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--sessions", type=int, default=120, help="per take")
     parser.add_argument("--lines", type=int, default=8, help="per session")
+    parser.add_argument(
+        "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
+    )
     parser.add_argument("--silent", action="store_true", help="plans without samples")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
@@ -353,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"ready in {passed:.0f} s: {count} lines, {len(studio.book.all)} voices", flush=True)
     sizes = args.sessions, args.lines
     make, kind = (studio.plan, "plan") if args.silent else (studio.take, "take")
-    record(lambda: make(draw_sessions(studio.book, lines, sizes, rng)), args.out,
+    record(lambda: make(draw_sessions(studio.book, lines, sizes, rng, args.named)), args.out,
            f"{kind}_{args.seed}", args.seconds)  # fmt: skip
 
 

@@ -88,9 +88,9 @@ class StyleBook:
         high = min(low + 1, len(rows) - 1)
         return rows[low].lerp(rows[high], at - low)
 
-    def draw(self, rng: random.Random) -> Voice:
-        """A named English voice, or a mixture of voices of one sex."""
-        if rng.random() < NAMED_SHARE:
+    def draw(self, rng: random.Random, named: float = NAMED_SHARE) -> Voice:
+        """A named English voice, in this share of draws, or a mixture of voices of one sex."""
+        if rng.random() < named:
             return Voice.named(rng.choice(self.english))
         return self.mixture(rng)
 

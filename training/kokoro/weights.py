@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import lzma
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +39,30 @@ def pack(tensors: Mapping[str, np.ndarray | Quantised], path: Path) -> None:
             arrays[f"{name}:scale"], arrays[f"{name}:zero"] = tensor.scale, tensor.zero
         else:
             arrays[name] = tensor.astype(np.float16 if tensor.size > HALF_FROM else np.float32)
+    _write(arrays, path)
+
+
+def _write(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     plain = io.BytesIO()
-    np.savez(plain, **arrays)
+    np.savez(plain, allow_pickle=False, **arrays)
     packed = lzma.compress(plain.getvalue(), format=lzma.FORMAT_XZ, filters=FILTERS)
     path.write_bytes(packed)
 
 
+def _read(path: Path) -> np.lib.npyio.NpzFile:
+    return np.load(io.BytesIO(lzma.decompress(path.read_bytes())))
+
+
+def copy_without(path: Path, drop: Callable[[str], bool], out: Path) -> None:
+    """Write a file's tensors but those whose names `drop` is true of."""
+    with _read(path) as stored:
+        kept = {name: stored[name] for name in stored.files if not drop(name)}
+    _write(kept, out)
+
+
 def unpack(path: Path) -> dict[str, Tensor]:
     """All tensors of a file of `pack`, float32."""
-    stored = np.load(io.BytesIO(lzma.decompress(path.read_bytes())))
-    tensors = {}
+    stored, tensors = _read(path), {}
     for name in stored.files:
         if ":" in name:
             continue

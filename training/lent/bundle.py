@@ -1,11 +1,13 @@
 """Put together what a machine without network needs for a visit, in two parts to carry.
 
     python -m training.lent.bundle --teacher runs/teacher --package runs/teacher/package \
-        --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE]
+        --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE] [--plans] [--lm DIR]
 
 OUT/machine holds code, the teacher's weights, thinned style rows, start.sh and poll.sh; OUT/texts
 phonemes with their texts, coder.safetensors and, as clips.json, the lines that
 `training.speech_codec.clips --spell` wrote. lay.sh in each copies it to where start.sh finds it.
+With --plans the teacher has nothing to speak with, a third of the size; --lm adds an exported
+voice's language model and named voices, to continue it (`--lm-start lm/model.safetensors`).
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
+from training.kokoro.network import needed_to_speak
 from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import ACCENTS, table
 from training.kokoro.style import thin
+from training.kokoro.weights import copy_without
 from training.speech_codec.coder import CODER_FILE
 
 ROOT, SCRIPTS = Path(__file__).parents[2], Path(__file__).parent
@@ -48,7 +52,11 @@ def _machine(args: argparse.Namespace, out: Path) -> None:
         ignore = shutil.ignore_patterns("__pycache__", "*.txt", "*.md", "*.safetensors")
         shutil.copytree(ROOT / package, out / package, ignore=ignore)
     (out / "teacher").mkdir()
-    shutil.copy(args.teacher / WEIGHTS_FILE, out / "teacher")
+    weights = args.teacher / WEIGHTS_FILE
+    if args.plans:
+        copy_without(weights, needed_to_speak, out / "teacher" / WEIGHTS_FILE)
+    else:
+        shutil.copy(weights, out / "teacher")
     with np.load(args.teacher / VOICES_FILE) as voices:
         rows = thin({name: voices[name] for name in voices.files}, STEP, LAST)
     np.savez_compressed(out / "teacher" / VOICES_FILE, allow_pickle=False, **rows)
@@ -67,6 +75,10 @@ def _texts(args: argparse.Namespace, out: Path) -> None:
     shutil.copy(CODER_FILE, out)
     if args.clips:
         shutil.copy(args.clips, out / "clips.json")
+    if args.lm:
+        (out / "lm").mkdir()
+        for name in ("model.safetensors", "voices.json"):
+            shutil.copy(args.lm / name, out / "lm")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--wheels", type=Path)
     parser.add_argument("--clips", type=Path, help="spelled lines")
+    parser.add_argument("--plans", action="store_true", help="a teacher that only plans")
+    parser.add_argument("--lm", type=Path, help="exported voice whose language model to continue")
     args = parser.parse_args(argv)
     for part, size in bundle(args).items():
         print(f"{args.out / part}: {size:.1f} MiB")

@@ -35,7 +35,10 @@ def stages(out: Path, lines: int) -> list[list[Stage]]:
     """All stages, group after group."""
     teacher, package, phonemes = out / "teacher", out / "teacher" / "package", out / "phonemes"
     voices, corpus, spoken = teacher / VOICES_FILE, out / "corpus.txt", out / "lines.txt"
-    spell = ("--lines", spoken, "--package", package, "--out", phonemes, "--accents")
+    spell = (
+        "--lines", spoken, "--package", package, "--out", phonemes, "--made-up", lines // 4,
+        "--accents",
+    )  # fmt: skip
     return [
         [
             Stage("kokoro.packages", ("--out", teacher), package / SYMBOLS),

@@ -9,7 +9,8 @@ Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process'
 --clips FILE (lines that `training.speech_codec.clips --spell` wrote) clips to judge the codec by.
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
 all else on the last one; studios speak on all but the last one of several. With --coder FILE codes
-are those of an earlier visit; --start and --lm-start continue its decoder and its language model.
+are those of an earlier visit; --start and --lm-start continue its decoder and its language model
+(or that of an exported voice). With --only-lm there are plans and the language model, no sound.
 What comes after `--` goes to `training.speech_codec.train`, after a second `--` to
 `training.speech_lm.train`.
 """
@@ -28,6 +29,7 @@ from pathlib import Path
 import torch
 
 from training.kokoro.convert import VOICES_FILE
+from training.kokoro.style import NAMED_SHARE
 from training.speech_codec.config import DESIGNS, save_config
 
 FINISHED = "finished"  # next to plans or tokens: no more will come
@@ -119,6 +121,11 @@ class Visit:
             self._start_language_model()
         self._write_codes()
         self.processes.wait("studio")
+        if self.args.only_lm:
+            self._tokenise()
+            say(self.out, "training")
+            self.processes.wait()
+            return
         if not self._finished(self.takes):
             raise VisitError("there are no takes")
         say(self.out, "training")
@@ -139,7 +146,7 @@ class Visit:
         args = self.args
         self.processes.start(name, gpu, "training.kokoro.studio", [
             "--teacher", args.teacher, "--package", args.package, "--phonemes", args.phonemes,
-            "--seed", seed, "--lines", args.lines, *arguments,
+            "--seed", seed, "--lines", args.lines, "--named", args.named, *arguments,
         ])  # fmt: skip
 
     def _speak(self) -> None:
@@ -148,12 +155,12 @@ class Visit:
         self.takes.mkdir(exist_ok=True)
         self.plans.mkdir(exist_ok=True)
         speaking = max(1, self.gpus - 1)
-        for number in range(speaking * args.studios):
+        for number in range(0 if args.only_lm else speaking * args.studios):
             self._studio(f"studio{number}", number % speaking, args.seed + number, [
                 "--out", self.takes, "--seconds", args.synthesis, "--sessions", args.sessions,
             ])  # fmt: skip
         for number in range(args.planners):
-            self._studio(f"planner{number}", self.gpus - 1, 1000 + number, [
+            self._studio(f"planner{number}", self.gpus - 1, 1000 + args.seed + number, [
                 "--out", self.plans, "--seconds", args.planning, "--sessions", args.sessions,
                 "--silent",
             ])  # fmt: skip
@@ -258,6 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--clips", type=Path, help="spelled lines of clips to make")
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_ahead")
     parser.add_argument("--no-lm", action="store_true", help="without a language model")
+    parser.add_argument("--only-lm", action="store_true", help="a language model and its plans")
     parser.add_argument("--minutes", type=float, default=26.0, help="of the whole")
     parser.add_argument("--synthesis", type=float, default=170.0, help="seconds of takes")
     parser.add_argument("--planning", type=float, default=190.0, help="seconds of plans")
@@ -267,9 +275,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lm-minutes", type=float, default=16.0, help="from the beginning on")
     parser.add_argument("--voices-minutes", type=float, default=3.0, help="0: leave it out")
     parser.add_argument("--studios", type=int, default=2, help="processes per GPU that speaks")
-    parser.add_argument("--seed", type=int, default=0, help="of the first studio, below 1000")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first studio, below 1000; planners add it to 1000",
+    )
     parser.add_argument("--planners", type=int, default=2, help="processes")
     parser.add_argument("--sessions", type=int, default=60, help="per take")
+    parser.add_argument(
+        "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
+    )
     parser.add_argument("--lines", type=int, default=8, help="per session")
     return parser
 

@@ -5,7 +5,8 @@
 
 A document's turns are lines of one track in any order; the first turn may hold two or three of
 them. Voice tokens are one of the track's rows, or a named voice's fixed one. A text is bytes, or
-symbols after a marker, or bytes with some words as symbols.
+symbols after a marker, or bytes with some words as symbols, whose punctuation stays bytes. Words
+without letters are symbols in all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.documents import target_mask
+from training.kokoro.made_up import NO_LETTERS
 from training.speech_lm.speech import Speech
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPELLED
@@ -73,21 +75,25 @@ class Documents:
         if way == SYMBOLS:
             space = bytes((texts.symbols.space,))
             return spelled(space.join(texts.spelled[row].tobytes() for row in rows))
-        if way == TEXT:
-            return _bytes(b" ".join(texts.text[row].tobytes() for row in rows))
-        words = [pair for row in rows for pair in some_words(texts, row, self.order[0])]
+        chance = WORD_CHANCE if way == WORDS else 0.0
+        words = [word for row in rows for word in some_words(texts, row, self.order[0], chance)]
         return np.concatenate([part for word in words for part in (word, _bytes(b" "))][:-1])
 
 
-def some_words(texts: Texts, row: int, seed: int) -> list[np.ndarray]:
-    """A row's words, some of them as symbols; of one that is not aligned the text."""
-    if not texts.aligned[row]:
+def some_words(texts: Texts, row: int, seed: int, chance: float) -> list[np.ndarray]:
+    """A row's words, some of them and those without letters as symbols; of one that is not aligned
+    the text."""
+    if not texts.aligned[row] or not (chance or texts.unwritten[row]):
         return [_bytes(texts.text[row].tobytes())]
-    rng = random.Random(row * 1_000_003 + int(seed))
-    return [
-        spelled(symbols) if rng.random() < WORD_CHANCE else _bytes(word)
-        for word, symbols in texts.words(row)
-    ]
+    rng, words = random.Random(row * 1_000_003 + int(seed)), []
+    for pair in texts.words(row):
+        letters, symbols = texts.bare(pair)
+        if letters and symbols and (letters == NO_LETTERS.encode() or rng.random() < chance):
+            before, after = map(_bytes, texts.around(pair[0]))
+            words.append(np.concatenate((before, spelled(symbols), after)))
+        else:
+            words.append(_bytes(pair[0]))
+    return words
 
 
 def _one(token: int) -> np.ndarray:
@@ -141,6 +147,8 @@ def lengths(
     """Tokens of documents; of those with some words as symbols at most as many."""
     row = speech.text[order]
     count = np.diff(np.append(at, len(order)))
+    mixed = np.logical_or.reduceat(texts.unwritten[row], at)
+    way = np.where((way == TEXT) & mixed, WORDS, way)
     text, sound = (np.add.reduceat(s.length[row], at) for s in (texts.text, texts.spelled))
     codes = np.add.reduceat(speech.code_len[order], at)
     turns = count - joined + 1
@@ -191,7 +199,7 @@ def _pronounced(accent: int, text: bytes, symbols: bytes) -> np.ndarray:
 
 def pronounced(texts: Texts, count: int, rng: random.Random) -> Pronounced:
     """`count` sentences and runs of words of lines that are trained on."""
-    rows = np.flatnonzero(~texts.held_out).tolist()
+    rows = np.flatnonzero(~texts.held_out & ~texts.unwritten).tolist()
     pairs = []
     for row in rng.choices(rows, k=count):
         words = texts.words(row)
@@ -205,7 +213,7 @@ def pronounced(texts: Texts, count: int, rng: random.Random) -> Pronounced:
 
 def pronounced_held_out(texts: Texts) -> Pronounced:
     """All sentences that are not trained on."""
-    rows = np.flatnonzero(texts.held_out).tolist()
+    rows = np.flatnonzero(texts.held_out & ~texts.unwritten).tolist()
     return Pronounced([_joined(texts, row, texts.words(row)) for row in rows])
 
 

@@ -39,7 +39,8 @@ from training.speech_codec.render import (
     table,
     through,
 )
-from training.speech_lm.speaker import Speaker, tokens_of
+from training.speech_lm.speaker import Speaker
+from training.speech_lm.writer import tokens_of
 
 
 @dataclass(frozen=True, slots=True)

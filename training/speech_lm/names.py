@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 NAMES = {
     "af_heart": "hazel",
     "am_michael": "owen",
@@ -46,3 +49,13 @@ def entry(teacher: str, codes: list[int]) -> dict[str, object]:
         "language_codes": [language],
         "codes": codes,
     }
+
+
+def rows_of(path: Path) -> dict[str, list[int]]:
+    """Read the voices.json of a training or of an exported voice: rows of codes by the teacher's
+    names."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "voices" not in found:
+        return dict(found)
+    theirs = {ours: name for name, ours in NAMES.items()}
+    return {theirs.get(voice["name"], voice["name"]): voice["codes"] for voice in found["voices"]}

@@ -19,8 +19,9 @@ import soundfile
 
 from training.kokoro.packages import symbols
 from training.speech_codec.render import read
-from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
+from training.speech_lm.speaker import Speaker
 from training.speech_lm.vocabulary import Symbols
+from training.speech_lm.writer import tokens_of, tokens_of_phonemes
 
 
 def main(argv: Sequence[str] | None = None) -> None:

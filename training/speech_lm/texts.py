@@ -1,4 +1,7 @@
-"""The tables of `training.kokoro.phonemes`, both accents', as tokens."""
+"""The tables of `training.kokoro.phonemes`, both accents', as tokens.
+
+A word `_` of a text has no letters: it is given in symbols wherever the text is asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from training.kokoro.made_up import NO_LETTERS
 from training.kokoro.phonemes import ACCENTS, read_table, table
 from training.speech_lm.vocabulary import Symbols
 from training.strings import Strings
@@ -36,6 +40,7 @@ class Texts:
         spelled = [symbols.places(phonemes) for phonemes, _ in rows]
         self.text, self.spelled = Strings(texts), Strings(spelled)
         self.held_out = np.array([zlib.crc32(text) % HELD_OUT_LINE == 0 for text in texts])
+        self.unwritten = np.array([NO_LETTERS.encode() in text for text in texts])
         space = bytes((symbols.space,))
         pairs = zip(texts, spelled, strict=True)
         self.aligned = np.array([a.count(b" ") == b.count(space) for a, b in pairs])
@@ -57,3 +62,8 @@ class Texts:
     def bare(self, pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """A word and its symbols without punctuation."""
         return pair[0].strip(EDGES), pair[1].strip(self._edges)
+
+    def around(self, word: bytes) -> tuple[bytes, bytes]:
+        """The punctuation before a word and after it."""
+        rest = word.lstrip(EDGES)
+        return word[: len(word) - len(rest)], rest[len(rest.rstrip(EDGES)) :]

@@ -7,7 +7,8 @@
 With --after it gets ready at once and begins when that file is there; the minutes are of the whole.
 OUT/lm.safetensors holds the running mean of the weights (float16, names of Hugging Face's Llama),
 OUT/lm.json the sizes, OUT/voices.json the named voices' rows of voice tokens (as codes); they are
-written every `--save` seconds. --start continues such a file and keeps the rows next to it.
+written every `--save` seconds. --start continues such a file, or the model.safetensors of an
+exported voice, and keeps the rows next to it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from training.speech_lm.documents import (
     pronounced_held_out,
     wanted,
 )
+from training.speech_lm.names import rows_of
 from training.speech_lm.speech import Speech, token_files
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import FIRST_CODE, Symbols
@@ -216,10 +218,9 @@ class Course:
         path = self.args.start.with_name("voices.json") if self.args.start else None
         if path is None or not path.exists():
             return {}
-        rows = json.loads(path.read_text(encoding="utf-8"))
         return {
             self.names.index(name): (np.array(row) + FIRST_CODE).astype(np.int16)
-            for name, row in rows.items()
+            for name, row in rows_of(path).items()
         }
 
     def rows(self) -> dict[str, list[int]]:
@@ -239,6 +240,8 @@ class Course:
     def run(self) -> None:
         """Until the time is over."""
         trainer, args = self.trainer, self.args
+        if args.start:
+            self.clock.log(f"before: {self.losses()}")
         deadline = Deadline(self.clock, 60 * args.minutes, args.steps)
         logged = saved = self.clock.now()
         seen, running, last = 0, torch.zeros((), device=trainer.device), 0

@@ -94,6 +94,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "enable_prioritize_first_decode",
             "enable_overlap_scheduler",
             "ce_delay_ms",
+            "pace_streams",
             "kvcache_ce_watermark",
             "execute_empty_batches",
         ),

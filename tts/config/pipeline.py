@@ -126,6 +126,10 @@ class AudioGenerationConfig(PipelineConfig):
     audio_decoder_config: dict[str, Any] = Field(
         default_factory=dict, description="options of the codec"
     )
+    pace_streams: bool = Field(
+        default=False,
+        description="share a GPU among many streams by the deadlines of their listeners",
+    )
     watermark: bool = Field(
         default=False, description="mark all audio as generated (extra watermark)"
     )

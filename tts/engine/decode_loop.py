@@ -8,28 +8,30 @@
                               wake      the readers of all delivered audio, together
 
 A GPU renders in parallel with the language model's steps, and this loop does not wait for it:
-`DecodePacer` determines when a batch is due, so that many windows share a call. A CPU renders a
-batch while launching it. One batch per turn delays the next token of other streams by at most one
-decoder call. Windows are ordered by deadline: first the streams without audio, by arrival, then the
-others by the estimated time at which the client runs out of audio. The cost of a turn depends on
-the changed streams and on those with pending windows, not on the number of streams.
+`DecodePacer` determines when a batch is due, so that many windows share a call, and among many
+streams the model's next step may wait for a call (`may_wait`). A CPU renders a batch while
+launching it. One batch per turn delays the next token of other streams by at most one decoder call.
+Windows are ordered by deadline: first the streams without audio, by arrival, then the others by the
+estimated time at which the client runs out of audio. The cost of a turn depends on the changed
+streams and on those with pending windows, not on the number of streams.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
 from llm import FinishReason, HistogramCounter, RequestError, TokenChunk
+from tts.engine.pacer import DecodePacer
 from tts.engine.queue import Wakeups
 from tts.engine.streams import NOT_STARTED, SpeechStream, StreamTask
 from tts.observe.engine_status import AudioStats
@@ -41,12 +43,10 @@ DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
 POLL_S = 0.0002  # polling interval of a busy device when there is no other work
+FEW = 8  # requests; fewer never wait
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
 """On a CPU: a stream with this much buffered audio waits for one without its first audio."""
-NEAR_S = 0.06
-FIRST_REST = 1.0
-REST = 13.0
 
 
 class EngineControl(Protocol):
@@ -103,11 +103,18 @@ class DecodeLoop:
         self._pacer = DecodePacer() if pacer is None and is_parallel else pacer
         self.poll_s = POLL_S if is_parallel else 0.0
         self._max_batch = decoder.options.max_batch if decoder else 0
+        has_turns = decoder is not None and decoder.spec.keeps_state and self._pacer is not None
+        self._most_of_stream = 1 if has_turns else self._max_batch
+        """Windows of one stream that a call should hold: with kept states, each of them is a call
+        of the device by itself."""
         self._launched: deque[InFlightBatch] = deque()
         self._tasks: dict[str, StreamTask] = {}
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._num_tokens = 0  # of one stream since the last turn, at most
+        self._waits_until_s = -math.inf  # the time until which the model may wait
+        self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
         self.wakeups = Wakeups()
         """Wake-ups of the readers' event loops; each turn flushes them."""
@@ -121,10 +128,10 @@ class DecodeLoop:
     def __repr__(self) -> str:
         return f"DecodeLoop({self._snapshot()})"
 
-    @property
-    def num_streams(self) -> int:
-        """Number of streams; callable from any thread."""
-        return len(self._tasks)
+    def has_only(self, tasks: Container[StreamTask]) -> bool:
+        """Whether there are streams, and all of them are in `tasks`; callable from any thread."""
+        served = self._snapshot()
+        return bool(served) and all(task in tasks for task in served)
 
     @property
     def num_audio_streams(self) -> int:
@@ -188,6 +195,8 @@ class DecodeLoop:
 
     def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
         """Pass generated tokens to a stream, on the engine's thread."""
+        count = len(chunk.token_ids)
+        self._num_tokens = max(self._num_tokens, count)
         try:
             task.on_tokens(chunk)
         except Exception as error:  # else the engine would log it, and the stream would never end
@@ -195,6 +204,9 @@ class DecodeLoop:
 
     def after_step(self) -> bool:
         """Run one turn; return whether there may be more work."""
+        if self._pacer is not None:
+            self._pacer.note_turn(self._clock(), self._num_tokens)
+        self._num_tokens = 0
         try:
             dirty = self._dirty
             for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once
@@ -204,6 +216,35 @@ class DecodeLoop:
             return bool(self._ready or self._launched or self._dirty)
         finally:
             self.wakeups.flush()
+
+    def may_wait(self, num_live: int) -> bool:
+        """Return whether the model may wait for the decoder; see `StepHook`.
+
+        A full step costs little more than one of a few rows. So while the decoder has the device,
+        the model starts no step that no request needs yet, and later ones have more rows.
+        """
+        waits = self._pacer is not None and self._pacer.lets_model_wait
+        if not (waits and self._launched and num_live >= FEW):
+            return False
+        now_s = self._clock()
+        if num_live != self._num_waiting or now_s >= self._waits_until_s:
+            self._num_waiting, self._waits_until_s = num_live, self._first_due_s(now_s, num_live)
+        return now_s < self._waits_until_s
+
+    def _first_due_s(self, now_s: float, num_live: int) -> float:
+        """Return the time at which the first of so many requests is due, exactly if that is
+        later than now.
+        """
+        assert self._pacer is not None
+        tasks, first_s = self._snapshot(), math.inf
+        if num_live > sum(task.is_generating for task in tasks):
+            return -math.inf  # a request that is no stream of this loop
+        for task in reversed(tasks):  # the newest streams have the least audio
+            due_s = self._pacer.prompts_due_s if task.is_new else task.due_s(now_s)
+            first_s = min(first_s, due_s)
+            if first_s <= now_s:
+                break
+        return first_s
 
     def _render(self) -> None:
         """Launch at most one batch, and deliver those that are rendered."""
@@ -233,6 +274,8 @@ class DecodeLoop:
             task.deliver_end()
             is_over = task.is_done or task.is_abandoned
             if not is_over and task.num_ready:
+                if self._pacer is not None and task.held_until_s == NOT_STARTED:
+                    task.held_until_s = self._clock() + self._pacer.hold_s(task)
                 self._ready[task] = None
             else:
                 self._ready.pop(task, None)
@@ -242,58 +285,87 @@ class DecodeLoop:
                 self._awaiting_first_audio.discard(task)
         if task.is_done or task.is_abandoned:
             self.remove(task)
-            task.notify = lambda _: None
+            task.mute()
             task.end(FinishReason.CANCELLED)  # the decoder's state of a stream without a reader
         elif task.is_ahead and task.is_generating and not task.is_paused:
             task.is_paused = True
             self._engine.pause(task.request_id)
         elif task.is_paused and not task.is_ahead:
             task.is_paused = False
+            self._waits_until_s = -math.inf
             self._engine.resume(task.request_id)
 
     def _due(self, now_s: float) -> list[Item]:
         """Return the batch to launch now, most urgent window first; empty if all should wait."""
-        underruns_s = [task.underrun_s(now_s) for task in self._ready]
-        if self._pacer is not None and not self._pacer.is_due(
+        ready = [task for task in self._ready if task.is_startable(now_s)]
+        if not ready:
+            return []
+        underruns_s = [task.underrun_s(now_s) for task in ready]
+        pacer = self._pacer
+        if pacer is None:
+            limit_s = now_s + COMFORT_S if self._awaiting_first_audio else math.inf
+            return self._chosen(ready, now_s, limit_s=limit_s)
+        if not pacer.is_due(
             now_s,
             underrun_s=min(
                 (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
             ),
             awaits_first_audio=NOT_STARTED in underruns_s,
-            fills_batch=self._is_full_batch(),
+            fills_batch=self._is_full_batch(ready, underruns_s, now_s + pacer.ahead_s),
             has_all_streams=len(self._ready) == len(self._tasks),
-            is_busy=bool(self._launched),
+            num_in_flight=len(self._launched),
         ):
             return []
-        by_urgency = sorted(zip(underruns_s, self._ready, strict=True), key=itemgetter(0))
-        is_pressed = self._pacer is None and self._awaiting_first_audio
-        limit_s = now_s + COMFORT_S if is_pressed else math.inf
-        return self._compatible([task for time_s, task in by_urgency if time_s < limit_s])
+        return self._chosen(ready, now_s, urgent_s=now_s + pacer.near_s(1))
 
-    def _is_full_batch(self) -> bool:
-        """Return whether the ready windows fill a batch."""
+    def _is_full_batch(
+        self, ready: Sequence[SpeechStream], underruns_s: Sequence[float], limit_s: float
+    ) -> bool:
+        """Return whether the ready windows of streams that underrun by then fill a batch."""
         num_missing = self._max_batch
-        for task in self._ready:
-            num_missing -= task.num_ready
-            if num_missing <= 0:
-                return True
+        for task, time_s in zip(ready, underruns_s, strict=True):
+            if time_s < limit_s:
+                num_missing -= min(task.num_ready, self._most_of_stream)
+                if num_missing <= 0:
+                    return True
         return False
 
-    def _compatible(self, tasks: Sequence[SpeechStream]) -> list[Item]:
-        """Return at most `max_batch` windows that can share a call with the first one."""
+    def _chosen(
+        self,
+        ready: Sequence[SpeechStream],
+        now_s: float,
+        *,
+        limit_s: float = math.inf,
+        urgent_s: float = -math.inf,
+    ) -> list[Item]:
+        """Return at most `max_batch` windows that are needed before `limit_s`, the most urgent
+        first: those that can share a call with that one, and those needed before `urgent_s`.
+
+        A window is as urgent as its stream would be with the windows before it. The streams take
+        turns in this way, so that one whose codes are far ahead does not fill the call.
+        """
         assert self._decoder is not None
         chosen: list[Item] = []
-        key: Hashable = None
-        for task in tasks:
-            for request in task.requests():
-                own_key = self._decoder.batch_key(request.window)
-                if chosen and own_key != key:
-                    break
-                key = own_key
-                chosen.append((task, request))
-            if len(chosen) >= self._max_batch:
-                break
-        return chosen[: self._max_batch]
+        keys: set[Hashable] = set()
+        # the next window of each stream; the count decides between equal times, by arrival
+        heads = [
+            (time_s, count, task, task.requests(self._most_of_stream), 0)
+            for count, task in enumerate(ready)
+            if (time_s := task.underrun_s(now_s)) < limit_s
+        ]
+        heapq.heapify(heads)
+        while heads and len(chosen) < self._max_batch:
+            time_s, count, task, requests, index = heapq.heappop(heads)
+            key = self._decoder.batch_key(requests[index].window)
+            if keys and key not in keys and time_s >= urgent_s:
+                continue  # and none of the stream's later windows: they follow this one
+            keys.add(key)
+            chosen.append((task, requests[index]))
+            if index + 1 < len(requests):
+                time_s = max(time_s, now_s) + task.duration_s(requests[index])
+                if time_s < limit_s:
+                    heapq.heappush(heads, (time_s, count, task, requests, index + 1))
+        return chosen
 
     def _launch(self, batch: Sequence[Item]) -> None:
         """Launch a batch; if the decoder rejects it, end only the streams that it rejects."""
@@ -355,54 +427,3 @@ class DecodeLoop:
         logger.error("a request's audio cannot be made", exc_info=error, extra=about)
         self._engine.cancel(task.request_id)
         task.end(FinishReason.ERROR, f"its audio cannot be made: {error}")
-
-
-class DecodePacer:
-    """Decides when a decoder that renders in parallel with the language model gets its next call.
-
-    Both share one device: each decoder call slows the language model's steps, and many windows cost
-    little more than one. A call therefore waits for more windows until a stream needs its audio:
-
-        at once     a full batch, or a stream that would underrun within `NEAR_S`
-        when idle   windows of all streams
-        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
-                    only `FIRST_REST` times d while a stream waits for its first audio
-
-    A single stream therefore never waits. Unless a batch is full or a stream is about to underrun,
-    calls take at most half of the time, and a fourteenth while all streams have buffered audio.
-    Times are seconds on one clock.
-    """
-
-    def __init__(self) -> None:
-        self._finished_s = -math.inf
-        self._took_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"DecodePacer(finished_s={self._finished_s:.3f}, took_s={self._took_s:.4f})"
-
-    def note(self, started_s: float, took_s: float) -> None:
-        """Record a call that has ended."""
-        self._finished_s, self._took_s = started_s + took_s, took_s
-
-    def is_due(
-        self,
-        now_s: float,
-        *,
-        underrun_s: float = math.inf,
-        awaits_first_audio: bool = False,
-        fills_batch: bool = False,
-        has_all_streams: bool = False,
-        is_busy: bool = False,
-    ) -> bool:
-        """Return whether to launch the ready windows now.
-
-        `underrun_s` is the time of the first underrun (inf: no stream has audio yet). A stream
-        `awaits_first_audio`; the windows fill a batch; all streams have a window; batches are in
-        flight (`is_busy`).
-        """
-        if fills_batch or underrun_s < now_s + NEAR_S:
-            return True
-        if is_busy:
-            return False
-        rest = FIRST_REST if awaits_first_audio else REST
-        return has_all_streams or now_s >= self._finished_s + rest * self._took_s

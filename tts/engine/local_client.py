@@ -18,9 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decoder import AudioDecoder, CodecSpec, SpeakerEncoder, StreamingOptions
-from llm import EngineStoppedError, Request, TokenChunk
+from llm import EngineStoppedError, ReceivedPrompt, Request, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.decode_loop import DecodeLoop, RangeProfiler
+from tts.engine.pacer import DeadlinePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import CodeMap, SpeechSetup, SpeechStream, StreamTask, TextStream
 from tts.errors import Precondition, PreconditionError
@@ -43,7 +44,8 @@ class StreamLimits:
     A stream buffers at most `audio_blocks` rendered blocks plus about `codes_ahead` tokens of
     speech (or `text_chunks` chunks of text), then it is paused. `reader_timeout_s` ends a stream
     whose reader leaves an item unread for so long (None: never). An engine whose step does not
-    return for `step_timeout_s` counts as not alive (None: no limit).
+    return for `step_timeout_s` counts as not alive (None: no limit). Streams may share a GPU
+    `by_deadline` of their listeners (`DeadlinePacer`).
     """
 
     audio_blocks: int = 8
@@ -52,6 +54,7 @@ class StreamLimits:
     reader_timeout_s: float | None = None
     step_timeout_s: float | None = None
     encoders: int = 1
+    by_deadline: bool = False
 
 
 class LocalEngineClient:
@@ -83,7 +86,9 @@ class LocalEngineClient:
             codes_ahead = self._limits.codes_ahead * code_map.codes_per_token
             self._setup = SpeechSetup(decoder.spec, code_map, codes_ahead)
             self.codec = decoder.spec
-        self._decode_loop = DecodeLoop(engine, decoder, profiler, streaming=streaming)
+        is_paced = self._limits.by_deadline and decoder is not None and decoder.device != "cpu"
+        pacer = DeadlinePacer() if is_paced else None
+        self._decode_loop = DecodeLoop(engine, decoder, profiler, streaming=streaming, pacer=pacer)
         timeout_s, wakeups = self._limits.reader_timeout_s, self._decode_loop.wakeups
         self._create_queue = partial(StreamQueue[Any], timeout_s=timeout_s, wakeups=wakeups)
         self._encoders = ThreadPoolExecutor(self._limits.encoders, thread_name_prefix="encode")
@@ -102,14 +107,19 @@ class LocalEngineClient:
         return self._engine
 
     async def generate(
-        self, request: Request, hold: Hold | None = None, arrival_s: float | None = None
+        self,
+        request: Request,
+        hold: Hold | None = None,
+        arrival_s: float | None = None,
+        received: ReceivedPrompt | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Stream a text request. Closing the iterator cancels it. `arrival_s`: see `Engine.submit`.
+        """Stream a text request. Closing the iterator cancels it. `arrival_s`, `received`: see
+        `Engine.submit`; a token that was received is streamed like the others.
 
         Raises the errors of `Engine.submit`, and SlowReaderError.
         """
         task = TextStream(request.request_id, self._create_queue(self._limits.text_chunks))
-        self._submit(task, request, arrival_s)
+        self._submit(task, request, arrival_s, received)
         if hold is not None:
             hold.on_change = partial(self._set_held, task, hold)
         try:
@@ -121,9 +131,13 @@ class LocalEngineClient:
             self._leave(task)
 
     async def speak(
-        self, job: SpeechJob, arrival_s: float | None = None
+        self,
+        job: SpeechJob,
+        arrival_s: float | None = None,
+        received: ReceivedPrompt | None = None,
     ) -> AsyncGenerator[AudioBlock, None]:
-        """Stream a speech job. Closing the iterator cancels it. `arrival_s`: see `Engine.submit`.
+        """Stream a speech job. Closing the iterator cancels it. `arrival_s`, `received`: see
+        `generate`.
 
         Raises the errors of `Engine.submit`, SlowReaderError, CodeRangeError for codes outside
         the codebook, and PreconditionError for a text-only model.
@@ -131,7 +145,7 @@ class LocalEngineClient:
         if self._setup is None:
             raise PreconditionError(Precondition.SPEECH, "this model writes text only")
         task = SpeechStream(job, self._setup, self._create_queue(self._limits.audio_blocks))
-        self._submit(task, job.request, arrival_s)
+        self._submit(task, job.request, arrival_s, received)
         try:
             block = None
             while block is None or block.finish_reason is None:
@@ -208,9 +222,19 @@ class LocalEngineClient:
                 break
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, task: StreamTask, request: Request, arrival_s: float | None) -> None:
+    def _submit(
+        self,
+        task: StreamTask,
+        request: Request,
+        arrival_s: float | None,
+        received: ReceivedPrompt | None,
+    ) -> None:
         if self._is_closing:
             raise EngineStoppedError("the engine is shutting down")
+        has_token = received is not None and received.token is not None
+        if received is not None and has_token:
+            # At once, and while the engine's thread does not know the stream.
+            task.on_tokens(_first_chunk(request, received, arrival_s))
         task.queue.on_room = partial(self._decode_loop.mark_dirty, task)
         task.queue.on_stall = partial(self._decode_loop.cancel, task)
         self._decode_loop.add(task)
@@ -218,10 +242,12 @@ class LocalEngineClient:
             self._hold_step()
         try:
             sink = partial(self._decode_loop.on_tokens, task)
-            self._engine.submit(request, sink, arrival_s)
+            self._engine.submit(request, sink, arrival_s, received=received)
         except BaseException:
             self._decode_loop.remove(task)
             raise
+        if has_token:
+            self._decode_loop.mark_dirty(task)
 
     def _set_held(self, task: TextStream, hold: Hold) -> None:
         task.is_held = hold.is_set
@@ -231,7 +257,7 @@ class LocalEngineClient:
 
     def _hold_step(self) -> None:
         """Hold the step that is running where the engine has nothing but held texts."""
-        self._engine.hold(is_held=0 < len(self._held) == self._decode_loop.num_streams)
+        self._engine.hold(is_held=self._decode_loop.has_only(self._held))
 
     def _leave(self, task: StreamTask) -> None:
         """Close a stream that has no reader any more, whether or not it has ended."""
@@ -240,3 +266,19 @@ class LocalEngineClient:
         if task in self._held:
             self._held.discard(task)
             self._hold_step()
+
+
+def _first_chunk(request: Request, received: ReceivedPrompt, arrival_s: float | None) -> TokenChunk:
+    """Return the chunk of a token that another engine has sampled."""
+    waited_s = 0.0 if arrival_s is None else time.monotonic() - arrival_s
+    token = received.token
+    return TokenChunk(
+        request.request_id,
+        () if token is None else (token,),
+        prompt_tokens=len(request.prompt_ids),
+        cached_prompt_tokens=received.num_tokens,
+        output_tokens=1,
+        queue_s=waited_s,
+        prefill_s=0.0,
+        total_s=waited_s,
+    )

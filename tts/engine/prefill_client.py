@@ -1,14 +1,16 @@
 """`PrefillClient`: the client of an engine that computes prompts for other engines.
 
-event loop                              engine thread
-prefill ── submit ────────────────────▶ steps … last chunk ─▶ claim of the cached pages
-  ▲                                                              │
-  └── read, part by part, on a worker thread ◀───────────────────┘
+event loop                                      engine thread
+prefill ── submit ────────────────────────────▶ steps … last chunk ─▶ claim of the pages is kept
+  ▲                                                                     │
+  └── written to the reader's pool, or read part by part ◀──────────────┘
+      on a worker thread
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -17,38 +19,55 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from llm import EngineStoppedError, FinishReason, Request, SamplingParams, TokenChunk
+from llm import (
+    EngineStoppedError,
+    FinishReason,
+    PoolHandle,
+    Request,
+    SamplingParams,
+    Token,
+    TokenChunk,
+)
 from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
-    from llm import PageClaim, PeerSlots
+    from llm import PageClaim, PeerPool
 
 logger = logging.getLogger("tts.engine")
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 """A prompt without generation: its one token is not used."""
 
-
 NUM_SLOTS = 5
-"""Slots of a reader's memory, used in turn: one more than it lets be unread, as the next part is
+"""Slots of a reader's inbox, used in turn: one more than it lets be unread, as the next part is
 written before it may be sent."""
-MAX_PEERS = 16  # memory of readers that stays mapped
+MAX_PEERS = 16  # pools of readers that stay mapped
 NO_CONTENT = np.empty(0, np.uint8)
 
-PeerHandle = tuple[bytes, int, int, bytes, int]
-"""`llm.PeerSlots.share`."""
+
+class PeerPages(NamedTuple):
+    """Pages of a reader's pool."""
+
+    pool: PoolHandle
+    pages: tuple[int, ...]
 
 
 class PagePart(NamedTuple):
-    """The next pages of a prompt: their content, or the slot of the reader's GPU that has it."""
+    """The next pages of a prompt: their content, or (`is_written`) the reader's pool has it.
+
+    The last part has the first token of the answer, if it was sampled as the request says. The
+    first ones that are written to a pool have a `PageTransfer.digest`.
+    """
 
     num_pages: int
     content: np.ndarray
-    slot: int = -1
+    is_written: bool = False
     is_last: bool = False
+    token: Token | None = None
+    digest: int | None = None
 
 
 class PrefillClient:
@@ -61,7 +80,8 @@ class PrefillClient:
         transfer = local.engine.transfer
         assert transfer is not None  # an engine of this role has it
         self._local, self._engine, self._transfer = local, local.engine, transfer
-        self._peers: dict[PeerHandle, PeerSlots | None] = {}  # None: it cannot be used
+        self._names = itertools.count()
+        self._peers: dict[PoolHandle, PeerPool | None] = {}  # None: it cannot be used
 
     def __repr__(self) -> str:
         return f"PrefillClient({self._local!r})"
@@ -72,15 +92,18 @@ class PrefillClient:
         return str(self._transfer.format)
 
     async def prefill(
-        self, request: Request, first_page: int, peer: PeerHandle | None = None
+        self, request: Request, first_page: int, target: PeerPages | None = None
     ) -> AsyncGenerator[PagePart, None]:
         """Compute a prompt and stream its pages from `first_page` on; the last part may be empty.
 
-        With `peer` they go to the memory of the reader's GPU, where this one reaches it. The pages
-        are held until the iterator is closed, which also cancels the computation. Raises the errors
-        of `Engine.submit`, and SynthesisError when a step fails.
+        They are written to `target`, as many pages, where this process can map the reader's pool.
+        The pages are held until the iterator is closed, which also cancels the computation; nothing
+        is written afterwards. Raises the errors of `Engine.submit`, and SynthesisError when a step
+        fails.
         """
-        request = replace(request, sampling=ONE_TOKEN)
+        sampling = first_token_sampling(request.sampling)
+        request = replace(request, sampling=sampling or ONE_TOKEN)
+        name = f"pages {next(self._names)}"
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TokenChunk] = loop.create_future()
         claims: list[PageClaim] = []  # of the engine's thread; at most one
@@ -88,63 +111,82 @@ class PrefillClient:
         def on_tokens(chunk: TokenChunk) -> None:
             try:
                 if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                    # There is room: the request has just given back the page of its last token.
-                    claim = self._transfer.claim(f"pages of {request.request_id}", request)
-                    claims.extend([claim] if claim is not None else [])
+                    claims.append(self._transfer.kept(name, request))
             finally:
                 if chunk.finish_reason is not None:
                     with suppress(RuntimeError):  # the loop is closed, so no reader is left
                         loop.call_soon_threadsafe(_set, ended, chunk)
 
-        self._engine.submit(request, on_tokens)
+        self._engine.submit(request, on_tokens, kept_as=name)
         num_read = 0
         try:
             chunk = await ended
             if chunk.finish_reason is FinishReason.ERROR:
                 raise SynthesisError(f"the prompt was not computed: {chunk.error}")
-            async for part in self._parts(claims, first_page, peer):
+            pages = claims[0].pages[first_page:] if claims else ()
+            # A stop id is sampled again by the reader, which ends the request.
+            is_used = sampling is not None and chunk.finish_reason is FinishReason.LENGTH
+            token = next(iter(chunk.token_ids), None) if is_used else None
+            async for part in self._parts(pages, target, token):
                 num_read += part.num_pages
                 yield part
         finally:
             self._release(request.request_id, claims, num_read)
 
     async def _parts(
-        self, claims: list[PageClaim], first_page: int, peer: PeerHandle | None
+        self, pages: tuple[int, ...], target: PeerPages | None, token: Token | None
     ) -> AsyncGenerator[PagePart, None]:
-        pages = claims[0].pages[first_page : claims[0].num_cached] if claims else ()
         if not pages:
-            yield PagePart(0, NO_CONTENT, is_last=True)
-        slot = 0
-        while pages:
-            part = pages[: self._transfer.peer_pages]
-            if peer is not None and await asyncio.to_thread(self._put, part, peer, slot):
-                pages = pages[len(part) :]
-                yield PagePart(len(part), NO_CONTENT, slot, not pages)
-                slot = (slot + 1) % NUM_SLOTS
-                continue
-            peer, part = None, pages[: self._transfer.part_pages]
-            pages = pages[len(part) :]
+            yield PagePart(0, NO_CONTENT, is_last=True, token=token)
+            return
+        is_written, digest = False, None
+        if target is not None:
+            is_written, digest = await self._write(pages, target)
+        if is_written:
+            yield PagePart(len(pages), NO_CONTENT, True, True, token, digest)
+            return
+        size = self._transfer.part_pages
+        for first in range(0, len(pages), size):
+            part = pages[first : first + size]
             content = await asyncio.to_thread(self._transfer.read, part)
-            yield PagePart(len(part), content, is_last=not pages)
+            is_last = first + size >= len(pages)
+            yield PagePart(len(part), content, False, is_last, token if is_last else None)
 
-    def _put(self, pages: tuple[int, ...], peer: PeerHandle, slot: int) -> bool:
-        """Copy pages to a slot of the reader's GPU; return whether this is possible."""
-        if not self._transfer.is_on_gpu:
-            return False
+    async def _write(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
+        """Copy pages to the reader's pool; return whether this is possible, and the digest.
+
+        A cancellation takes effect when nothing is written any more.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write_now, pages, target))
+        cancelled = None
+        while not writing.done():
+            try:
+                await asyncio.wait((writing,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return writing.result()
+
+    def _write_now(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
+        handle, peers = target.pool, self._peers
+        is_new = handle not in peers and len(peers) < MAX_PEERS
         try:
-            if peer not in self._peers:
-                if len(self._peers) >= MAX_PEERS:
-                    return False  # none is unmapped: another thread may be writing it
-                self._peers[peer] = self._transfer.open_slots(peer, NUM_SLOTS)
-            slots = self._peers[peer]
-            if slots is None:
-                return False
-            self._transfer.read_to(pages, slots, slot)
-        except (RuntimeError, ValueError) as error:
+            if is_new:
+                peers[handle] = self._transfer.open_peer(handle)
+            peer = peers.get(handle)
+            if peer is None:
+                return False, None
+            self._transfer.write_to(peer, target.pages, pages)
+        except (RuntimeError, ValueError, OSError) as error:
             logger.warning("pages go over the host's memory: %s", error)
-            self._peers[peer] = None
-            return False
-        return True
+            peers[handle] = None
+            return False, None
+        return True, self._transfer.digest(pages) if is_new else None
+
+    def unmap(self, pool: PoolHandle) -> None:
+        """Unmap a reader's pool, which no request names any more."""
+        self._peers.pop(pool, None)
 
     def _release(self, request_id: str, claims: list[PageClaim], num_read: int) -> None:
         """Cancel the computation, if it has not ended, and release the pages."""
@@ -186,6 +228,23 @@ class PrefillClient:
     async def close(self, drain_s: float = 0.0) -> None:
         """See `LocalEngineClient.close`."""
         await self._local.close(drain_s)
+
+
+def first_token_sampling(sampling: SamplingParams) -> SamplingParams | None:
+    """Return the parameters for a request's first token alone; None where it needs more than the
+    prompt, or the answer more than the token.
+    """
+    if sampling.json_schema or sampling.top_logprobs is not None:
+        return None
+    return replace(
+        sampling,
+        max_tokens=1,
+        min_tokens=min(sampling.min_tokens, 1),
+        # Penalties are those of generated tokens, and there is none.
+        repetition_penalty=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+    )
 
 
 def _set(future: asyncio.Future[TokenChunk], chunk: TokenChunk) -> None:

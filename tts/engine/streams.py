@@ -10,6 +10,7 @@ items leave through the stream's bounded queue; the last item has the finish rea
 from __future__ import annotations
 
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -32,6 +33,10 @@ from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
 NOT_STARTED = -math.inf
+LEAD_S = 0.06
+"""Complete audio, beyond the time for the next block, of a stream that is not due: it covers the
+rendering of that block."""
+PACE = 3.0  # times real time, at which a stream's next block is complete
 NO_SAMPLES = np.zeros(0, dtype=np.float32)
 
 
@@ -84,10 +89,25 @@ class StreamTask(ABC):
     def end(self, reason: FinishReason, error: str = "") -> None:
         """Drop the work that is not queued yet and end the stream; do nothing if it is done."""
 
+    def mute(self) -> None:
+        """Stop calling `notify`: the decode loop has removed this stream."""
+        self.notify = _ignore
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is speech without a token yet."""
+        return False
+
     @property
     @abstractmethod
     def is_ahead(self) -> bool:
         """Whether so much is generated and unread that the sequence should be paused."""
+
+    def due_s(self, now_s: float) -> float:
+        """Return the time from which the language model should generate for it: -inf is always,
+        inf not before a change.
+        """
+        return -math.inf if self.is_generating and not self.is_paused else math.inf
 
 
 class TextStream(StreamTask):
@@ -132,8 +152,9 @@ class SpeechStream(StreamTask):
         spec = setup.spec
         is_awaited = job.streaming.chunk_sizes is not None and job.carry is None
         self.plays_until_s = NOT_STARTED if is_awaited else time.monotonic()
+        self.held_until_s = NOT_STARTED  # until then its first block is not rendered
         self._as_s16 = job.as_s16
-        self._sample_rate = spec.sample_rate
+        self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
         self._codes_per_token = setup.code_map.codes_per_token
         self._max_codes_ahead = setup.max_codes_ahead
@@ -145,7 +166,7 @@ class SpeechStream(StreamTask):
             token_offset=job.token_offset,
             pitch=job.pitch,
         )
-        self._buffer = job.streaming.buffer
+        self._options, self._buffer = job.streaming, job.streaming.buffer
         self._state = StreamState()
         self._blocks: deque[AudioBlock] = deque()  # pending; the last one may have no codes
         self._requests: deque[DecodeRequest] = deque()  # of the pending blocks with codes
@@ -163,6 +184,22 @@ class SpeechStream(StreamTask):
     @property
     def is_ahead(self) -> bool:
         return self._num_waiting >= self._max_codes_ahead
+
+    def due_s(self, now_s: float) -> float:
+        """See StreamTask: from then on its next block is complete in time only at more than `PACE`
+        times real time.
+
+        The end of complete blocks is known before they are rendered. Until a stream has one, and
+        where all audio is one block, it is always due.
+        """
+        if not self.is_generating or self.is_paused:
+            return math.inf
+        has_audio = self._num_waiting or self.plays_until_s != NOT_STARTED
+        if not has_audio or self._num_missing == math.inf:
+            return -math.inf
+        ends_s = max(self.plays_until_s, now_s) + self._num_waiting / self._code_rate
+        num_missing = self._num_missing - len(self._new_ids)
+        return ends_s - LEAD_S - num_missing * self._codes_per_token / self._code_rate / PACE
 
     @property
     def awaits_first_audio(self) -> bool:
@@ -186,6 +223,29 @@ class SpeechStream(StreamTask):
                 is_changed = True
         if is_changed:
             self.notify(self)
+
+    @property
+    def is_new(self) -> bool:
+        """See StreamTask."""
+        return self._tokens.output_tokens == 0
+
+    def lateness_s(self, token_s: float) -> float:
+        """Return how late its audio is at worst, if it is played from its first block's completion
+        on and a token takes `token_s`: below 0 it is early. Rendering takes no time here.
+        """
+        options, first = self._options, self._ends_of(0)
+        worst_s = -math.inf
+        for block in range(1, len(options.chunk_sizes or ())):
+            played, (_, needed) = self._ends_of(block - 1)[0], self._ends_of(block)
+            generated_s = (needed - first[1]) / self._codes_per_token * token_s
+            worst_s = max(worst_s, generated_s - played / self._code_rate)
+        return worst_s
+
+    def _ends_of(self, block: int) -> tuple[int, int]:
+        """Return the number of codes up to the end of a block, and that with its look-ahead."""
+        sizes = self._options.chunk_sizes or (0,)
+        end = sum(sizes[: block + 1])
+        return end, end + self._options.look_ahead_of(block)
 
     def _push(self) -> list[DecodeWindow]:
         """Look up the new tokens' codes; return the windows of the blocks that they complete."""
@@ -213,10 +273,19 @@ class SpeechStream(StreamTask):
         count = len(self._requests) - self._num_launched
         return max(min(count, self.queue.room - self._num_launched), 0) if count else 0
 
-    def requests(self) -> list[DecodeRequest]:
-        """Return the decode requests of the `num_ready` windows, in order."""
+    def is_startable(self, now_s: float) -> bool:
+        """Whether its windows may be rendered: its first block is not held any more."""
+        is_first = self.plays_until_s == NOT_STARTED and self.is_generating
+        return not is_first or now_s >= self.held_until_s
+
+    def requests(self, most: int = sys.maxsize) -> list[DecodeRequest]:
+        """Return the decode requests of the `num_ready` windows, in order, at most so many."""
         first = self._num_launched
-        return list(islice(self._requests, first, first + self.num_ready))
+        return list(islice(self._requests, first, first + min(self.num_ready, most)))
+
+    def duration_s(self, request: DecodeRequest) -> float:
+        """Return the duration of a window's audio."""
+        return request.window.num_samples / self._sample_rate
 
     def underrun_s(self, now_s: float) -> float:
         """Return the time at which the client has played all audio, including that in flight."""

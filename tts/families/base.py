@@ -186,6 +186,13 @@ class SpeechFamily(ABC):
         outside the codebook.
         """
 
+    def frame_texts(self, text: str, voice: Voice) -> tuple[int, ...]:
+        """Return the text ids of the frames behind the prompt, in order; later ones have none.
+
+        Only a model whose frames have a text id has any, see `SamplingParams.frame_texts`.
+        """
+        return ()
+
     def reads_ipa(self, ipa: str) -> bool:
         """Return whether `prompt` reads these phonemes between marks (see `tts.text.ipa`).
 
@@ -329,14 +336,20 @@ class SpeechVocabulary:
 class FrameVocabulary(SpeechVocabulary):
     """Speech vocabulary of a language model of frames: one token is K codes, each below
     `codebook_size`. The frame `end` ends speech.
+
+    With `text_pad` a token is K codes and a text id; that of frames without text is `text_pad`.
     """
 
-    def __init__(self, codebook_size: int, end: tuple[int, ...]) -> None:
-        starts = range(0, len(end) * codebook_size, codebook_size)
+    def __init__(
+        self, codebook_size: int, end: tuple[int, ...], *, text_pad: int | None = None
+    ) -> None:
+        count = len(end) if text_pad is None else len(end) - 1
+        starts = range(0, count * codebook_size, codebook_size)
         positions = [range(start, start + codebook_size) for start in starts]
         super().__init__(positions, NO_ID, NO_ID)
-        self.codes_per_token = len(end)
+        self.codes_per_token = count
         self.end = end
+        self._text = () if text_pad is None else (text_pad,)
 
     def constrain(self, sampling: SamplingParams) -> SamplingParams:
         """See `SpeechVocabulary`."""
@@ -345,15 +358,16 @@ class FrameVocabulary(SpeechVocabulary):
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         """See `SpeechVocabulary`; other tokens are skipped."""
-        frames = (token for token in token_ids if isinstance(token, tuple))
+        count = self.codes_per_token
+        frames = (token[:count] for token in token_ids if isinstance(token, tuple))
         return tuple(chain.from_iterable(frames))
 
     def token_ids(self, codes: Iterable[int]) -> tuple[Token, ...]:
-        """See `SpeechVocabulary`: one frame for every K codes."""
+        """See `SpeechVocabulary`: one frame for every K codes, without text."""
         given = tuple(codes)
         super().token_ids(given)  # checks them
-        count = self.codes_per_token
-        return tuple(given[first : first + count] for first in range(0, len(given), count))
+        count, text = self.codes_per_token, self._text
+        return tuple(given[first : first + count] + text for first in range(0, len(given), count))
 
 
 class DelayedVocabulary(FrameVocabulary):
@@ -394,6 +408,13 @@ class DelayedVocabulary(FrameVocabulary):
         """See `SpeechVocabulary`: the delayed frames of a whole recording, with its end."""
         frames = super().token_ids(codes)
         return self._delays.delayed([frame for frame in frames if isinstance(frame, tuple)])
+
+
+def with_texts(frames: Sequence[Token], texts: Sequence[int]) -> tuple[Token, ...]:
+    """Return frames with these text ids in place of their own, as far as there are any."""
+    pairs = zip(frames, texts, strict=False)
+    own = [(*frame[:-1], text) for frame, text in pairs if isinstance(frame, tuple)]
+    return (*own, *frames[len(own) :])
 
 
 def ranges_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -7,9 +7,14 @@
     voice prompt   its transcript in front of the words, its frames behind codec_bos
                    pad+vector in place of pad+SPEAKER; alone without a transcript
 
-Without a language `nothink` replaces `think`. pad, bos and eos are text ids for speech, `codec_…`
-codes of the first codebook. The checkpoint's `tts_model_type` decides on voices: named speakers
-(custom_voice), described ones (voice_design), recordings (base).
+This is the layout `non_streaming_mode`. In the other one each frame has a word, and one more
+stands in front of the first frame:
+
+    text           word+codec_bos                          → word+frame … eos+frame pad+frame …
+
+Frames have a text id in both. Without a language `nothink` replaces `think`. pad, bos and eos are
+text ids for speech, `codec_…` codes of the first codebook. The `tts_model_type` decides on
+voices: named speakers (custom_voice), described ones (voice_design), recordings (base).
 """
 
 from __future__ import annotations
@@ -20,12 +25,14 @@ from typing import Any
 
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams, Token, paired_token
+from tts.checkpoint.files import SPEECH_FILE
 from tts.families.base import (
     Checkpoint,
     FamilyTraits,
     FrameVocabulary,
     SpeechFamily,
     SpeechVocabulary,
+    with_texts,
 )
 from tts.text.languages.registry import primary
 from tts.voices.types import VOICE_ID, Voice
@@ -37,6 +44,7 @@ LONGEST_S = 40
 MIN_FRAMES = 2
 CUSTOM_VOICE, VOICE_DESIGN, BASE = "custom_voice", "voice_design", "base"
 ENCODER_KEY = "speaker_encoder_config"
+LAYOUT_KEY = "non_streaming_mode"  # in speech.json, as in the package qwen-tts
 SMALL = "0b6"  # the size whose named voices read no instructions
 LANGUAGES = {
     "zh": "chinese",
@@ -74,6 +82,7 @@ class Qwen3TTSFamily(SpeechFamily):
     """Qwen3-TTS of 0.6B and 1.7B: CustomVoice, VoiceDesign and Base."""
 
     name = "qwen3_tts"
+    overrides = SpeechFamily.overrides | {LAYOUT_KEY}
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         path = checkpoint.folder / "config.json"
@@ -83,6 +92,11 @@ class Qwen3TTSFamily(SpeechFamily):
         if self._kind not in (CUSTOM_VOICE, VOICE_DESIGN, BASE):
             raise CheckpointError(f"{path}: tts_model_type={self._kind!r} is not supported")
         self._has_encoder = self._kind == BASE and bool(config.values.get(ENCODER_KEY))
+        self._has_text_first = checkpoint.speech.get(LAYOUT_KEY, self._kind != BASE)
+        if not isinstance(self._has_text_first, bool):
+            raise CheckpointError(
+                f"{checkpoint.folder / SPEECH_FILE}: {LAYOUT_KEY} must be true or false"
+            )
         self._is_small = config.values.get("tts_model_size") == SMALL
         self._marks = Marks(
             **{
@@ -128,23 +142,36 @@ class Qwen3TTSFamily(SpeechFamily):
 
     def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
         self.check_codec(spec, self._codebook_size, self._num_codebooks)
-        end = (self._marks.codec_eos_token_id, *(0 for _ in range(self._num_codebooks - 1)))
-        return FrameVocabulary(self._codebook_size, end)
+        end = (self._marks.codec_eos_token_id, *(0 for _ in range(self._num_codebooks)))
+        return FrameVocabulary(self._codebook_size, end, text_pad=self._marks.tts_pad_token_id)
 
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
-        marks, encode = self._marks, self.tokenizer.encode
-        asked = voice.instructions
-        instructions = (*self._user, *encode(asked), *self._end_of_turn) if asked else ()
-        said, codes = (voice.prompt.transcript, voice.prompt.codes) if voice.prompt else ("", ())
-        words = (*encode(said), *encode(text), marks.tts_eos_token_id)
-        return (
-            *instructions,
-            *self._role,
-            *self._marked(voice),
-            *(self._pair(word, marks.codec_pad_id) for word in words),
-            self._pair(marks.tts_pad_token_id, marks.codec_bos_id),
-            *vocabulary.token_ids(codes),
-        )
+        marks, asked = self._marks, voice.instructions
+        instructions = self.tokenizer.encode(asked) if asked else ()
+        turn = (*self._user, *instructions, *self._end_of_turn) if asked else ()
+        opening = (*turn, *self._role, *self._marked(voice))
+        words, frames = self._words(text, voice), vocabulary.token_ids(_codes_of(voice))
+        if self._has_text_first:
+            return (
+                *opening,
+                *(self._pair(word, marks.codec_pad_id) for word in words),
+                self._pair(marks.tts_pad_token_id, marks.codec_bos_id),
+                *frames,
+            )
+        first, *rest = words
+        return (*opening, self._pair(first, marks.codec_bos_id), *with_texts(frames, rest))
+
+    def frame_texts(self, text: str, voice: Voice) -> tuple[int, ...]:
+        """See `SpeechFamily`: the words behind those that the prompt has."""
+        if self._has_text_first:
+            return ()
+        num_frames = len(_codes_of(voice)) // self._num_codebooks
+        return self._words(text, voice)[1 + num_frames :]
+
+    def _words(self, text: str, voice: Voice) -> tuple[int, ...]:
+        """Return the text ids that are spoken, those of the voice's recording first."""
+        encode, said = self.tokenizer.encode, voice.prompt.transcript if voice.prompt else ""
+        return (*encode(said), *encode(text), self._marks.tts_eos_token_id)
 
     def _marked(self, voice: Voice) -> Iterator[Token]:
         """Yield the positions of language and speaker."""
@@ -197,6 +224,10 @@ class Qwen3TTSFamily(SpeechFamily):
     def _invented_voice(self) -> Voice:
         title = "As described" if self._kind == VOICE_DESIGN else "Default"
         return Voice("default", title, self._language_codes, is_builtin=True)
+
+
+def _codes_of(voice: Voice) -> tuple[int, ...]:
+    return voice.prompt.codes if voice.prompt else ()
 
 
 @dataclass(frozen=True, slots=True)

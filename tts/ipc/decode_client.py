@@ -1,7 +1,10 @@
 """`DecodeClient`: the client of an engine that decodes, and has prompts computed by other engines.
 
     request ─▶ claim of pages for what is not cached ─▶ Prefill to an engine ─▶ Pages …
-            ─▶ release: the pages are cached ─▶ the request, which finds them
+            ─▶ the request, which has the claim then, and the first token
+
+An engine of the same machine writes the pages into this engine's pool; its answer says that it has.
+Pages that it may still write are not used for anything else: see `_release_later`.
 
 A prompt needs no other engine: what none of them has sent is computed here. So an engine that is
 lost, or refuses, delays a request and never fails it.
@@ -14,9 +17,9 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,11 +27,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decoder import CodecSpec
-from llm import ConfigError, EngineStoppedError, LLMError, Request, TokenChunk
+from llm import (
+    ConfigError,
+    EngineStoppedError,
+    LLMError,
+    PoolHandle,
+    ReceivedPrompt,
+    Request,
+    Token,
+    TokenChunk,
+)
 from tts.engine.client import AudioBlock, EncodedClip, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
-from tts.engine.prefill_client import NUM_SLOTS, PeerHandle
-from tts.errors import TTSError
+from tts.errors import EngineLostError, TTSError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Inbox
 from tts.ipc.messages import Pages
@@ -38,7 +49,7 @@ from tts.ipc.sockets import MAX_MESSAGE_BYTES
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
-    from llm import PageClaim, PeerSlots
+    from llm import PageClaim
 
 logger = logging.getLogger("tts.ipc")
 
@@ -46,17 +57,10 @@ MESSAGE_SPARE_BYTES = 1024  # of a message, in addition to the content of a page
 CONNECT_S = 10.0  # time for engines to answer at the start; later ones are used from then on
 ROOM_S = 0.01  # between two attempts to claim pages
 LONGEST_WAIT_S = 2.0  # for room; then the prompt waits in the scheduler and is computed here
-MAX_LANDINGS = 3  # prompts whose pages come from another GPU directly at the same time
+SHUT_S = 0.02  # between two attempts to end the writes of another engine
+TEARDOWN_S = 1.0  # for the driver to end the work of a process that has ended
 ANSWER_S = 60.0  # for the next pages of a prompt; then they are computed here
 FALLBACK_LOG_S = 10.0  # between two warnings about prompts that are computed here
-
-
-@dataclass(frozen=True, slots=True)
-class _Landing:
-    """Memory of this engine's GPU that an engine for prompts writes, for one prompt at a time."""
-
-    slots: PeerSlots
-    handle: PeerHandle
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class _Transfer:
 
     claim: PageClaim | None = None
     num_written: int = 0
+    token: Token | None = None
+    received: ReceivedPrompt | None = None  # what the request takes over
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -96,9 +102,8 @@ class DecodeClient:
         self._prefills = tuple(RemoteEngineClient(each, name) for each in endpoints)
         self._bases, self._watermark = tuple(each.base for each in endpoints), watermark
         self._num_open = [0] * len(self._prefills)
-        self._landings: list[list[_Landing]] = [[] for _ in self._prefills]  # unused ones
-        self._num_landings = 0 if transfer.is_on_gpu else MAX_LANDINGS
-        self._retired: list[_Landing] = []
+        self._pools: dict[int, PoolHandle | None] = {}  # for each engine
+        self._releasing: set[asyncio.Task[None]] = set()
         self._num_fetching = 0
         self._names = itertools.count()
         self._full = asyncio.Lock()  # held while a claim waits for room; the others wait in order
@@ -156,16 +161,20 @@ class DecodeClient:
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a text request; see `LocalEngineClient.generate`."""
         arrival_s = time.monotonic()
-        await self._fetch(request)
-        async with aclosing(self._local.generate(request, hold, arrival_s)) as chunks:
+        async with (
+            self._fetched(request) as received,
+            aclosing(self._local.generate(request, hold, arrival_s, received)) as chunks,
+        ):
             async for chunk in chunks:
                 yield chunk
 
     async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
         """Stream a speech job; see `LocalEngineClient.speak`."""
         arrival_s = time.monotonic()
-        await self._fetch(job.request)
-        async with aclosing(self._local.speak(job, arrival_s)) as blocks:
+        async with (
+            self._fetched(job.request) as received,
+            aclosing(self._local.speak(job, arrival_s, received)) as blocks,
+        ):
             async for block in blocks:
                 yield block
 
@@ -180,32 +189,45 @@ class DecodeClient:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Disconnect from the other engines, and close the local client."""
-        for start in self._starting:
-            start.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        for task in (*self._starting, *self._releasing):
+            task.cancel()
+        await asyncio.gather(*self._starting, *self._releasing, return_exceptions=True)
         await asyncio.gather(*(prefill.close() for prefill in self._prefills))
         await self._local.close(drain_s)
         self._writer.shutdown()
 
-    async def _fetch(self, request: Request) -> None:
-        """Have the pages of a prompt computed and received as far as possible."""
-        if request.embeds or request.sampling.echo:
-            return  # each of its tokens is needed in a step
-        if request.lora:
-            return  # another engine's adapter of this name may be another one
-        if not (self._transfer.num_pages(request) and self._transfer.fits(request)):
+    @asynccontextmanager
+    async def _fetched(self, request: Request) -> AsyncIterator[ReceivedPrompt | None]:
+        """Have the pages of a prompt computed and received as far as possible; release them at the
+        end of the block if no engine has taken the request.
+        """
+        if not self._is_fetched(request):
+            yield None
             return
         transfer = _Transfer()
-        self._num_fetching += 1
         try:
-            await self._claim(transfer, request)
-            if transfer.missing:
+            self._num_fetching += 1
+            try:
                 await self._receive(transfer, request)
+            finally:
+                self._num_fetching -= 1
+            claim = transfer.claim
+            if claim is not None:
+                written, token = transfer.num_written, transfer.token
+                transfer.received = self._transfer.received(claim, written, token)
+            yield transfer.received
         finally:
-            # Behind a write that is in progress, and in front of the request.
-            released = self._writer.submit(self._post, partial(self._release, transfer))
-            self._num_fetching -= 1
-            await asyncio.shield(asyncio.wrap_future(released))
+            if transfer.received is None or not transfer.received.is_taken:
+                # Behind a write that is in progress, and behind the claim.
+                self._writer.submit(self._post, partial(self._release, transfer))
+
+    def _is_fetched(self, request: Request) -> bool:
+        """Whether another engine may compute a prompt."""
+        if request.embeds or request.sampling.echo:
+            return False  # each of its tokens is needed in a step
+        if request.lora:
+            return False  # another engine's adapter of this name may be another one
+        return self._transfer.is_worthwhile(request) and self._transfer.fits(request)
 
     async def _claim(self, transfer: _Transfer, request: Request) -> None:
         """Claim the prompt's pages; wait while there is no room, but not for ever: paused sequences
@@ -220,12 +242,13 @@ class DecodeClient:
             await asyncio.wrap_future(self._engine.run_on_engine(claim))
             return transfer.claim is not None
 
-        if not self._full.locked() and await is_claimed():
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST_WAIT_S), self._full:
-                while not await is_claimed():
-                    await asyncio.sleep(ROOM_S)
+        if self._full.locked() or not await is_claimed():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST_WAIT_S), self._full:
+                    while not await is_claimed():
+                        await asyncio.sleep(ROOM_S)
+        if not self._transfer.is_room_free:
+            await asyncio.to_thread(self._transfer.wait_for_room)
 
     def _release(self, transfer: _Transfer) -> None:
         if transfer.claim is not None:
@@ -238,11 +261,20 @@ class DecodeClient:
     async def _receive(self, transfer: _Transfer, request: Request) -> None:
         """Receive the missing pages, from one engine after the other if they are lost."""
         tried: set[int] = set()
-        while transfer.missing:
+        while True:
+            claim = transfer.claim
+            num_known = 0 if claim is None else claim.num_cached + transfer.num_written
+            if not self._transfer.is_worthwhile(request, num_known):
+                return
             number = self._choose(request, tried)
             if number is None:
                 self._warn("no engine for prompts is there")
                 return
+            if claim is None:
+                await self._claim(transfer, request)
+                if transfer.claim is None:
+                    return
+                continue
             tried.add(number)
             self._num_open[number] += 1
             try:
@@ -255,54 +287,90 @@ class DecodeClient:
     async def _receive_from(self, number: int, transfer: _Transfer, request: Request) -> None:
         """Receive pages from one engine. Raises its errors, and ValueError for wrong pages."""
         assert transfer.claim is not None
-        loop = asyncio.get_running_loop()
-        first_page = len(transfer.claim.pages) - len(transfer.missing)
-        landing = self._take_landing(number)
-        handle = landing.handle if landing is not None else None
-        is_whole = False
+        loop, missing = asyncio.get_running_loop(), transfer.missing
+        first_page = len(transfer.claim.pages) - len(missing)
+        pool, remote = await self._pool_for(number), self._prefills[number]
+        inbox = Inbox(self._transfer.part_bytes)
+        if not inbox.path:
+            pool = None  # the end of a write could not be noticed
         try:
-            with Inbox(self._transfer.part_bytes) as inbox:
-                answers = self._prefills[number].prefill(request, first_page, inbox.path, handle)
-                async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
-                    async for pages in answers:
-                        limit.reschedule(loop.time() + ANSWER_S)
-                        store = partial(self._store, transfer.missing, pages, inbox, landing)
+            answers = remote.prefill(request, first_page, inbox.path, pool, missing if pool else ())
+            async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
+                async for pages in answers:
+                    limit.reschedule(loop.time() + ANSWER_S)
+                    if pages.is_written:
+                        _check_written(pages, missing if pool else ())
+                        await self._check_digest(number, pages, missing)
+                    else:
+                        store = partial(self._store, transfer.missing, pages, inbox)
                         await loop.run_in_executor(self._writer, store)
-                        transfer.num_written += pages.num_pages
-            is_whole = True
+                    transfer.num_written += pages.num_pages
+                    transfer.token = pages.token
+        except BaseException as error:
+            if pool is not None:
+                self._end_writes(transfer, inbox, is_lost=isinstance(error, EngineLostError))
+            raise
         finally:
-            if landing is not None:  # one that may still be written is kept, and not used again
-                (self._landings[number] if is_whole else self._retired).append(landing)
+            if pool is None or transfer.claim is not None:
+                inbox.close()
 
-    def _take_landing(self, number: int) -> _Landing | None:
-        """Return unused memory of the GPU for an engine; None where there can be none."""
-        if self._landings[number]:
-            return self._landings[number].pop()
-        if self._num_landings >= MAX_LANDINGS or not self._bases[number].startswith("ipc://"):
-            return None
-        self._num_landings += 1
+    def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
+        """Keep an engine from writing to the pool; leave the claim to `_release_later` if it may be
+        writing. `is_lost`: its process may have ended.
+        """
+        if inbox.shut() and not is_lost:
+            return
+        left = replace(transfer)
+        transfer.claim, transfer.num_written, transfer.token = None, 0, None
+        task = asyncio.create_task(self._release_later(left, inbox, is_lost=is_lost))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def _release_later(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
+        """Release a claim once its pages are certainly not written any more: when the other engine
+        has closed the request, or its process has ended.
+        """
         try:
-            slots = self._transfer.create_slots(NUM_SLOTS)
-            return _Landing(slots, slots.share())
-        except RuntimeError as error:
-            logger.warning("pages come over the host's memory: %s", error)
-            self._num_landings = MAX_LANDINGS
-            return None
+            while not inbox.shut():
+                await asyncio.sleep(SHUT_S)
+            if is_lost and self._transfer.is_on_gpu:
+                await asyncio.sleep(TEARDOWN_S)
+            self._writer.submit(self._post, partial(self._release, transfer))
+        finally:
+            inbox.close()
 
-    def _store(
-        self, missing: tuple[int, ...], pages: Pages, inbox: Inbox, landing: _Landing | None
-    ) -> None:
+    async def _pool_for(self, number: int) -> PoolHandle | None:
+        """Return the pool for an engine that may write to it; None where it cannot."""
+        if not self._bases[number].startswith("ipc://"):
+            return None
+        if number not in self._pools:
+            share = self._engine.run_on_engine(self._transfer.share)
+            try:
+                self._pools[number] = await asyncio.wrap_future(share)
+            except RuntimeError as error:
+                logger.warning("pages come over the host's memory: %s", error)
+                self._pools[number] = None
+        return self._pools[number]
+
+    async def _check_digest(self, number: int, pages: Pages, missing: tuple[int, ...]) -> None:
+        """Compare what an engine has written for the first time with what it has read.
+
+        Between some GPUs copies arrive incomplete without an error. Raises ValueError, and has the
+        engine write to this pool no more.
+        """
+        if pages.digest is None:
+            return
+        found = await asyncio.to_thread(self._transfer.digest, missing)
+        if found != pages.digest:
+            self._pools[number] = None
+            raise ValueError("its pages did not arrive in this engine's pool as they were sent")
+
+    def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
         """Write received pages to the pool; on the writer's thread."""
         transfer, count = self._transfer, pages.num_pages
-        most = transfer.peer_pages if pages.on_gpu else transfer.part_pages
-        if not 0 <= count <= min(len(missing), most):
+        if not 0 <= count <= min(len(missing), transfer.part_pages):
             raise ValueError(f"{count} pages were sent, {len(missing)} are missing")
         if not count:
-            return
-        if pages.on_gpu:
-            if landing is None or not 0 <= pages.slot < NUM_SLOTS:
-                raise ValueError(f"pages in slot {pages.slot} of no memory")
-            transfer.write_from(missing[:count], landing.slots, pages.slot)
             return
         if pages.num_bytes != count * transfer.page_bytes:
             raise ValueError(f"{pages.num_bytes} bytes for {count} pages")
@@ -331,6 +399,12 @@ class DecodeClient:
         if now_s - self._warned_s >= FALLBACK_LOG_S:
             self._warned_s = now_s
             logger.warning("%s; what it has not sent is computed here", reason)
+
+
+def _check_written(pages: Pages, missing: tuple[int, ...]) -> None:
+    """Raise ValueError unless an engine says that it has written the missing pages."""
+    if pages.num_pages != len(missing):
+        raise ValueError(f"{pages.num_pages} pages were written, {len(missing)} are missing")
 
 
 def _report(start: asyncio.Task[None]) -> None:

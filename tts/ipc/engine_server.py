@@ -22,10 +22,10 @@ from itertools import chain
 import msgspec
 import zmq
 
-from llm import Request
+from llm import PoolHandle, Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo, Hold
-from tts.engine.prefill_client import PagePart, PrefillClient
+from tts.engine.prefill_client import PagePart, PeerPages, PrefillClient
 from tts.errors import NotAvailableError, SlowReaderError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
@@ -119,6 +119,7 @@ class _Peer:
     cancelled: set[int] = field(default_factory=set)
     outbox: list[bytes] = field(default_factory=list)  # sent at the end of this turn
     num_bytes: int = 0  # size of the outbox
+    pools: set[PoolHandle] = field(default_factory=set)  # that this process maps
 
 
 class EngineServer:
@@ -313,6 +314,17 @@ class EngineServer:
         peer.streams.pop(number, None)
         if not stream.is_slot:
             self._last_work_s = time.monotonic()
+        self._unmap_pools(peer)
+
+    def _unmap_pools(self, peer: _Peer) -> None:
+        """Unmap the pools of a front end that is gone, when nothing is written to them any more:
+        else their memory would outlive its process.
+        """
+        is_gone = self._peers.get(peer.name) is not peer and not peer.streams
+        if is_gone and isinstance(self._client, PrefillClient):
+            for pool in peer.pools:
+                self._client.unmap(pool)
+            peer.pools.clear()
 
     @staticmethod
     def _cancel(number: int, peer: _Peer) -> None:
@@ -363,15 +375,21 @@ class EngineServer:
                     yield answer
 
     async def _prefill(self, peer: _Peer, work: Prefill) -> AsyncGenerator[Message, None]:
-        """Send the pages of a prompt, in the reader's inbox if this process can open it."""
+        """Send the pages of a prompt: into the reader's pool if this process can, else into its
+        inbox.
+        """
         if not isinstance(self._client, PrefillClient):
             raise NotAvailableError("this engine computes no prompts for others")
         request = _renamed(work.request, peer, work.stream)
-        # Of this user only: a process of another machine could name any memory.
-        gpu = work.peer if self._endpoints.base.startswith("ipc://") else None
-        outlet = Outlet.open(work.inbox)
+        outlet, target = Outlet.open(work.inbox), None
+        # Of this user only: a process of another machine could name any memory. With an inbox only:
+        # without it the reader does not wait for writes.
+        is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
+        if is_local and work.pool is not None:
+            target = PeerPages(work.pool, work.pages)
+            peer.pools.add(work.pool)
         with outlet or nullcontext():
-            async with aclosing(self._client.prefill(request, work.first_page, gpu)) as parts:
+            async with aclosing(self._client.prefill(request, work.first_page, target)) as parts:
                 async for part in parts:
                     yield _pages(work.stream, part, outlet)
 
@@ -427,6 +445,7 @@ class EngineServer:
         tasks = [stream.task for stream in peer.streams.values() if stream.task is not None]
         for task in tasks:
             task.cancel()
+        self._unmap_pools(peer)
         return tasks
 
     async def _forget(self, peer: _Peer) -> None:
@@ -435,12 +454,12 @@ class EngineServer:
 
 def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:
     """Return the message of pages; their content goes into the outlet if it fits there."""
-    num_pages, content, slot, is_last = part
-    if slot >= 0:
-        return Pages(stream, num_pages, 0, NO_DATA, slot, on_gpu=True, is_last=is_last)
-    slot = -1 if outlet is None else outlet.put(content)
-    data = content.data if slot < 0 else NO_DATA
-    return Pages(stream, num_pages, content.nbytes, data, slot, is_last=is_last)
+    num_pages, content, is_written, is_last, token, digest = part
+    slot, data = -1, NO_DATA
+    if not is_written:
+        slot = -1 if outlet is None else outlet.put(content)
+        data = content.data if slot < 0 else NO_DATA
+    return Pages(stream, num_pages, content.nbytes, data, slot, is_written, is_last, token, digest)
 
 
 def _renamed(request: Request, peer: _Peer, stream: int) -> Request:

@@ -2,14 +2,18 @@
 
     reader: Inbox(slot_bytes) ── its path, with the request ──▶ writer: Outlet.open(path)
     reader: read(slot) ◀── slot, as an answer ── writer: put(data)
+    reader: shut() ── False while the writer holds the inbox
 
 The slots are those of a file in shared memory, used in turn. A stream's window allows for one slot
 fewer than there are, so that a slot is written again after it was read. The writer removes
-the file's name when it has opened it, so that nothing is left when both processes end.
+the file's name when it has opened it, so that nothing is left when both processes end. It locks the
+file for as long as it may write to it, or to the reader's pool; the system frees the lock of a
+process that ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -46,6 +50,17 @@ class Inbox:
         if os.preadv(self._file, [out.data], slot * self._slot_bytes) != out.nbytes:
             raise ValueError(f"{self!r} is too short")
 
+    def shut(self) -> bool:
+        """Keep writers out from now on; return False, without an effect, while there is one."""
+        if not self.path:
+            return True
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        os.ftruncate(self._file, 0)
+        return True
+
     def __enter__(self) -> Inbox:
         return self
 
@@ -55,6 +70,10 @@ class Inbox:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)  # if no writer has opened it
             os.close(self._file)
@@ -86,7 +105,14 @@ class Outlet:
             return None
         with suppress(OSError):
             os.unlink(path)
-        return cls(file, found.st_size // NUM_SLOTS)
+        size = 0
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            size = os.fstat(file).st_size
+        if not size:  # it is shut
+            os.close(file)
+            return None
+        return cls(file, size // NUM_SLOTS)
 
     def put(self, data: np.ndarray) -> int:
         """Write uint8 data to the next slot; return its number, or -1 when it does not fit, also

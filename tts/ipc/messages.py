@@ -20,9 +20,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from llm import Request, TokenChunk
+from llm import PoolHandle, Request, Token, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
-from tts.engine.prefill_client import PeerHandle
 from tts.observe.engine_status import EngineStatus
 
 
@@ -103,14 +102,16 @@ class Prefill(Work, frozen=True):
     """Request for the KV pages of a prompt, from page `first_page` on, of an engine that has the
     others.
 
-    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `peer` is
-    memory of its GPU, which an engine of the same machine may map, see `llm.PeerSlots`.
+    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `pool` is its
+    pool, which an engine of the same machine may write to, see `llm.PeerPool`: to `pages`, one for
+    each page that is missing, for as long as it holds the inbox.
     """
 
     request: Request
     first_page: Annotated[int, msgspec.Meta(ge=0)]
     inbox: str = ""
-    peer: PeerHandle | None = None
+    pool: PoolHandle | None = None
+    pages: tuple[int, ...] = ()
 
 
 # --- from the engine
@@ -177,16 +178,19 @@ class Encoded(Answer, frozen=True):
 class Pages(Answer, frozen=True):
     """Content of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
 
-    It is in `data`, or in a slot that is not negative: the first `num_bytes` of the reader's inbox
-    or, `on_gpu`, of its GPU's memory.
+    It is in `data`, or in the first `num_bytes` of a slot of the reader's inbox that is not
+    negative, or in the pages of its pool already (`is_written`), for the first time with a
+    `PageTransfer.digest`. With the last one comes the first token of the answer, if it was sampled.
     """
 
     num_pages: int
     num_bytes: int
     data: memoryview
     slot: int = -1
-    on_gpu: bool = False
+    is_written: bool = False
     is_last: bool = False
+    token: Token | None = None
+    digest: int | None = None
 
 
 class Admitted(Answer, frozen=True):

@@ -20,9 +20,8 @@ import numpy as np
 import zmq
 
 from decoder import CodecSpec
-from llm import ConfigError, Request, TokenChunk
+from llm import ConfigError, PoolHandle, Request, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, Hold, SpeechJob
-from tts.engine.prefill_client import PeerHandle
 from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.engine_server import AUDIO_WINDOW, PAGES_WINDOW, TEXT_WINDOW
@@ -164,7 +163,12 @@ class RemoteEngineClient:
             return answer.clip
 
     async def prefill(
-        self, request: Request, first_page: int, inbox: str = "", peer: PeerHandle | None = None
+        self,
+        request: Request,
+        first_page: int,
+        inbox: str = "",
+        pool: PoolHandle | None = None,
+        pages: tuple[int, ...] = (),
     ) -> AsyncGenerator[Pages, None]:
         """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
 
@@ -173,16 +177,16 @@ class RemoteEngineClient:
         """
 
         def work(front_end: str, stream: int, request: Request) -> Prefill:
-            return Prefill(front_end, stream, request, first_page, inbox, peer)
+            return Prefill(front_end, stream, request, first_page, inbox, pool, pages)
 
         async with self._reading(work, request, PAGES_WINDOW) as reader:
-            pages = None
-            while pages is None or not pages.is_last:
+            part = None
+            while part is None or not part.is_last:
                 answer = await reader.next()
                 assert isinstance(answer, Pages)
-                pages = answer
-                reader.stream.has_ended = pages.is_last
-                yield pages
+                part = answer
+                reader.stream.has_ended = part.is_last
+                yield part
 
     @asynccontextmanager
     async def admit(self, client: str) -> AsyncIterator[None]:

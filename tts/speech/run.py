@@ -44,7 +44,7 @@ from tts.errors import (
     NotAvailableError,
     SynthesisError,
 )
-from tts.families.base import FamilyTraits
+from tts.families.base import FamilyTraits, with_texts
 from tts.families.prompt import PromptBuilder
 from tts.speech.aligner import Aligner
 from tts.speech.check import SOUND, CheckResult, Verdict, check_segment
@@ -518,7 +518,7 @@ class SynthesisRun:
 
     def _job(self, segment: TextSegment, max_codes: int) -> SpeechJob:
         request, vocabulary = self._request, self._vocabulary
-        prompt_ids = self._prompt(segment, max_codes)
+        prompt_ids, texts = self._prompt(segment, max_codes)
         per_token = vocabulary.codes_per_token
         if self._settings.max_seq_len is not None:
             room = self._settings.max_seq_len - len(prompt_ids) - vocabulary.last_delay
@@ -531,6 +531,7 @@ class SynthesisRun:
             max_tokens=max_codes // per_token + vocabulary.last_delay,
             min_tokens=-(-min(self._shortest(segment), max_codes) // per_token)
             + vocabulary.first_delay,
+            frame_texts=texts,
         )
         streaming = self._streaming
         if (sizes := streaming.chunk_sizes) is not None:
@@ -552,8 +553,10 @@ class SynthesisRun:
             pitch=self._turn.pitch,
         )
 
-    def _prompt(self, segment: TextSegment, max_codes: int) -> tuple[Token, ...]:
-        """Return the prompt of a segment.
+    def _prompt(
+        self, segment: TextSegment, max_codes: int
+    ) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+        """Return the prompt of a segment, and the text ids of the frames behind it.
 
         To continue a sentence, the model gets its text and what it has said of it, if there is room
         for both. All families' prompts end where their codes begin. A rest that is spoken by itself
@@ -563,14 +566,19 @@ class SynthesisRun:
         can_continue = self._vocabulary.can_continue and self._settings.traits.takes_codes
         if segment.sentence and can_continue:
             prompt_ids = self._family.prompt(self._vocabulary, segment.sentence, self._voice)
-            prompt_ids += self._vocabulary.token_ids(self._said)
+            texts = self._family.frame_texts(segment.sentence, self._voice)
+            said = with_texts(self._vocabulary.token_ids(self._said), texts)
+            prompt_ids += said
             most = self._settings.max_seq_len
             num_tokens = len(prompt_ids) + max_codes // self._vocabulary.codes_per_token
             if most is None or num_tokens <= most:
-                return prompt_ids
+                return prompt_ids, texts[len(said) :]
         if opening is not None:
             self._keep_voice(opening)
-        return self._family.prompt(self._vocabulary, segment.text, self._voice)
+        text, voice = segment.text, self._voice
+        return self._family.prompt(self._vocabulary, text, voice), self._family.frame_texts(
+            text, voice
+        )
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:

@@ -113,7 +113,7 @@ class GraphRunner:
         self._logits_dtype = logits_dtype
         self._sampling = sampling
         self._frame_decoder = decoder = model.frame_decoder
-        self._ids_per_token = 1 if decoder is None else decoder.shape.num_codebooks
+        self._ids_per_token = 1 if decoder is None else decoder.shape.num_ids
         self.decode_shapes = decode_shapes(limits.max_rows)
         self.prompt_shapes: tuple[CapturedShape, ...] = ()
         # A state advances token by token: the rows of a captured forward with states have one each.

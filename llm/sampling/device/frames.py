@@ -1,12 +1,13 @@
 """`DeviceFrameSampler`: whole frames in one program on the device, which a CUDA graph can capture.
 
-    records    | first code: its candidates may exclude a stop frame's | later codes | forced |
+    records    | first code: may exclude a stop frame's | later codes | forced codes | text id |
     program    head's logits ─> code 0 ─> depth decoder ─> logits ─> code 1 ─> …
 
 A sampled code advances its record, so that the codes of a frame get the numbers that `FrameSampler`
 uses. The records of first codes have the index of the frame, by which penalties count. Only a model
 with delays has forced codes, and only its requests need their earlier frames on the host. Penalties
-then also count the codes that forced ones have replaced.
+then also count the codes that forced ones have replaced. A text id goes from the request's record
+into the frame, and so into the next forward.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from llm.sampling.frames import (
     for_first_codes,
     for_later_codes,
     forced_codes,
+    text_ids,
 )
 from llm.sampling.logits import TokenMask
 from llm.sampling.rng import skip
@@ -42,6 +44,7 @@ class DeviceFramePlan(NamedTuple):
 
     halves: tuple[DevicePlan, DevicePlan]
     forced: np.ndarray | None  # int32 [K, rows], as in `FramePlan`
+    texts: np.ndarray | None  # int32 [rows], as in `FramePlan`
 
 
 class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
@@ -63,6 +66,7 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         for sampler, buffers in zip(self._samplers, self._buffers, strict=True):
             sampler.warm_up(buffers)
         pairs = tuple(zip(self._samplers, self._buffers, strict=True))
+        given_words = (count if shape.delays is not None else 0) + (shape.text_size > 0)
 
         def draw(records: Tensor, logits: Tensor, code: int) -> Tensor:
             place = min(code, 1)
@@ -74,13 +78,14 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
             words, num_rows = records.flatten(), len(logits)
             end = 2 * num_rows * RECORD_WORDS
             halves = words[:end].view(2, num_rows, RECORD_WORDS)
-            forced = words[end:].view(count, num_rows) if shape.delays is not None else None
-            return decode_frames(decoder, logits, states, partial(draw, halves), forced)
+            given = words[end:].view(given_words, num_rows)
+            forced = given[:count] if shape.delays is not None else None
+            texts = given[-1] if shape.text_size else None
+            return decode_frames(decoder, logits, states, partial(draw, halves), forced, texts)
 
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self._program = program
-        forced_words = count if shape.delays is not None else 0
-        self.captured = CapturedSampling(program, 2 * RECORD_WORDS + forced_words)
+        self.captured = CapturedSampling(program, 2 * RECORD_WORDS + given_words)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
@@ -112,7 +117,11 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
             passed = records["index"] * (count - 1) + place
             records["stream"] = skip(records["stream"], passed)
             plans.append(plan)
-        return DeviceFramePlan((plans[0], plans[1]), forced_codes(self._shape, rows, sampled))
+        return DeviceFramePlan(
+            (plans[0], plans[1]),
+            forced_codes(self._shape, rows, sampled),
+            text_ids(self._shape, rows, step),
+        )
 
     def load(self, plan: DeviceFramePlan, records: np.ndarray) -> None:
         """See `TokenSampler`."""
@@ -121,19 +130,20 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         halves = words[:end].reshape(2, num_rows, RECORD_WORDS)
         for place, half in enumerate(plan.halves):
             self._samplers[place].write(half, self._buffers[place], halves[place])
+        given = words[end:].reshape(-1, num_rows)
+        given[:] = 0  # the ids of padding rows
         if plan.forced is not None:
-            forced = words[end:].reshape(-1, num_rows)
-            forced[:] = 0  # the codes of padding rows
-            forced[:, : plan.forced.shape[1]] = plan.forced
+            given[: len(plan.forced), : plan.forced.shape[1]] = plan.forced
+        if plan.texts is not None:
+            given[-1, : len(plan.texts)] = plan.texts
 
     def sample(self, logits: Tensor, plan: DeviceFramePlan, states: Tensor | None = None) -> Tensor:
         """See `TokenSampler`."""
         for place, half in enumerate(plan.halves):
             self._samplers[place].load(half, self._buffers[place])
         words = [buffers.records[: len(logits)].flatten() for buffers in self._buffers]
-        if plan.forced is not None:
-            forced = to_device(torch.from_numpy(plan.forced), logits.device)
-            words.append(forced.flatten())
+        given = (found for found in (plan.forced, plan.texts) if found is not None)
+        words += [to_device(torch.from_numpy(found), logits.device).flatten() for found in given]
         records = torch.cat(words)
         return self._program(logits, records, states)
 

@@ -43,12 +43,18 @@ class CountingHook:
         self.calls = 0
         self.stops = 0
         self.threads: set[str] = set()
+        self.waits = threading.Event()  # the model waits for the hook
+        self.live: list[int] = []
 
     def after_step(self) -> bool:
         self.calls += 1
         self.threads.add(threading.current_thread().name)
         self.work -= 1
         return self.work >= 0
+
+    def may_wait(self, num_live: int) -> bool:
+        self.live.append(num_live)
+        return self.waits.is_set()
 
     def on_stop(self) -> None:
         self.stops += 1
@@ -278,6 +284,41 @@ def test_the_hook_runs_after_steps_and_when_woken(rig: Rig) -> None:
     assert rig.hook.threads == {"engine"}
     with pytest.raises(RuntimeError, match="before the engine starts"):
         rig.engine.set_hook(None)
+
+
+def test_no_step_starts_while_the_model_may_wait(rig: Rig) -> None:
+    rig.hook.waits.set()
+    rig.hook.work = 10**9  # the engine does not sleep
+    stream = rig.engine.submit(request("a"))
+    while 1 not in rig.hook.live:
+        time.sleep(0.001)
+    assert not rig.pipeline.started.acquire(timeout=0.05)
+    rig.hook.waits.clear()
+    assert list(stream)[-1].finish_reason is FinishReason.LENGTH
+    rig.hook.work = 0
+    rig.check_clean()
+
+
+def test_a_step_follows_when_the_hook_has_done_what_the_model_waited_for(rig: Rig) -> None:
+    """The hook reports no more work in the turn in which the model has waited."""
+    rig.hook.waits.set()
+    after_step = rig.hook.after_step
+
+    def finish() -> bool:
+        rig.hook.waits.clear()
+        return after_step()
+
+    rig.hook.after_step = finish  # type: ignore[method-assign]
+    assert list(rig.engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
+    rig.check_clean()
+
+
+def test_a_hook_that_raises_does_not_make_the_model_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rig.hook, "may_wait", lambda num_live: 1 / 0)
+    assert list(rig.engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_idle_engine_sleeps(rig: Rig) -> None:

@@ -46,6 +46,7 @@ def test_values_at_a_limit_are_accepted(taken: Request) -> None:
         (request((1, 64)), "a prompt id is not in the vocabulary of 64"),
         (request((-1, 1)), "a prompt id is not in the vocabulary of 64"),
         (request(later_codes=CodeSampling()), "later_codes is for models of frames"),
+        (request(frame_texts=(1,)), "frame_texts is for models whose frames have a text id"),
         (request(stop_token_ids=(64,)), "a stop id is not in the vocabulary of 64"),
         (request(stop_token_ids=(-1,)), "a stop id is not in the vocabulary of 64"),
         (request(allowed_ranges=((0, 65),)), "allowed ranges go beyond the vocabulary of 64"),

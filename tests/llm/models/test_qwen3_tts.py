@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,13 @@ from tests.llm.runner.late_stream import LateStream
 
 NUM_FRAMES = 10
 MARKED: tuple[Token, ...] = (34, 5, 7, paired(PAD, 13), paired(36, 18), paired(9, 12))
-MIXED: tuple[Token, ...] = (*MARKED, (18, 2, 1, 0), (0, 0, 0, 0), 7, (3, 10, 10, 4), paired(PAD, 0))
+FRAMES: tuple[Token, ...] = ((18, 2, 1, 0, PAD), (0, 0, 0, 0, 9), (3, 10, 10, 4, 0))
+MIXED: tuple[Token, ...] = (*MARKED, *FRAMES[:2], 7, FRAMES[2], paired(PAD, 0))
 VECTORS = torch.randn(2, 48, generator=torch.Generator().manual_seed(0)).numpy()
 HEARD: tuple[Token, ...] = (*MARKED[:4], VECTORS[0].tobytes(), *MARKED[4:])
-LONG: tuple[Token, ...] = tuple((n % CODES, (n * 7) % LATER, 3, n % LATER) for n in range(25))
+LONG: tuple[Token, ...] = tuple(
+    (n % CODES, (n * 7) % LATER, 3, n % LATER, PAD if n % 2 else n) for n in range(25)
+)
 PROMPTS: list[tuple[Token, ...]] = [
     MARKED,
     MIXED,
@@ -60,8 +64,19 @@ PROMPTS: list[tuple[Token, ...]] = [
     (*MARKED, *LONG, paired(4, 2)),
     (*MARKED, *LONG, paired(4, 3)),
     HEARD,
-    (*HEARD, *LONG, VECTORS[1].tobytes(), (1, 2, 3, 4), VECTORS[0].tobytes(), 7),
+    (*HEARD, *LONG, VECTORS[1].tobytes(), (1, 2, 3, 4, 5), VECTORS[0].tobytes(), 7),
 ]
+TEXTS: list[tuple[int, ...]] = [
+    (),
+    (5, 7, 37),
+    (21,),
+    (),
+    (*range(20),),
+    (9, 37),
+    (*range(39, 9, -1),),
+]
+"""Text ids of the frames behind each prompt."""
+TEXTS_OF = dict(zip(PROMPTS, TEXTS, strict=True))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_FRAMES)
 
 Frames = list[Token]
@@ -75,7 +90,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[Frames]:
     model = Reference.read(folder)
-    return [list(model.frames(prompt, NUM_FRAMES)) for prompt in PROMPTS]
+    found = [list(model.frames(prompt, NUM_FRAMES, None, own)) for prompt, own in TEXTS_OF.items()]
+    plain = [list(model.frames(prompt, NUM_FRAMES)) for prompt in PROMPTS]
+    changed = [codes_of(one) != codes_of(other) for one, other in zip(found, plain, strict=True)]
+    assert changed == [bool(texts) for texts in TEXTS]
+    return found
+
+
+def codes_of(frames: Frames) -> list[tuple[int, ...]]:
+    return [frame[:CODEBOOKS] for frame in frames if isinstance(frame, tuple)]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +108,10 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> Iterator[TokenChunk]:
-    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_FRAMES} | values)
+    """Greedily, and with the texts of `TEXTS_OF`, unless `values` has others."""
+    texts = TEXTS_OF.get(tuple(prompt), ())
+    own = {"temperature": 0.0, "max_tokens": NUM_FRAMES, "frame_texts": texts}
+    sampling = SamplingParams(**own | values)
     return engine.submit(Request(name, tuple(prompt), sampling))
 
 
@@ -155,8 +181,8 @@ def test_greedy_frames_alone_and_streamed(engine: Engine, expected: list[Frames]
         assert chunks[-1].prompt_tokens == len(prompt)
 
 
-def overlapping(folder: Path) -> Engine:
-    config = pipeline_config(folder, max_batch_size=8, max_num_steps=1)
+def overlapping(folder: Path, **values: Any) -> Engine:
+    config = pipeline_config(folder, max_batch_size=8, max_num_steps=1, **values)
     return assemble_engine(OverlapTextGenerationPipeline(config, stream=LateStream()), config)
 
 
@@ -226,7 +252,9 @@ def penalised(folder: Path) -> list[list[Frames]]:
     """Frames of every prompt with each kind of penalties."""
     model, found = Reference.read(folder), list[list[Frames]]()
     for adjust, _ in PENALTIES:
-        found.append([list(model.frames(prompt, NUM_FRAMES, adjust)) for prompt in PROMPTS])
+        found.append(
+            [list(model.frames(prompt, NUM_FRAMES, adjust, TEXTS_OF[prompt])) for prompt in PROMPTS]
+        )
     assert all(one != other for one, other in combinations(found, 2))
     return found
 
@@ -253,8 +281,9 @@ def test_a_request_that_was_preempted_is_penalised_as_before(
     pipeline = TextGenerationPipeline(pipeline_config(folder))
     if is_on_device:
         pipeline.runner.sample_on_device()
-    sampling = SamplingParams(temperature=0.0, **PENALTIES[place][1])
+    greedy = SamplingParams(temperature=0.0, **PENALTIES[place][1])
     for number, (prompt, frames) in enumerate(zip(PROMPTS, penalised[place], strict=True)):
+        sampling = replace(greedy, frame_texts=TEXTS_OF[prompt])
         for known in range(1, len(frames)):
             made = frames[:known]
             name = f"{number}.{known}"
@@ -286,7 +315,7 @@ def test_a_seed_gives_the_same_frames_in_any_batch(
     assert [frames_of(stream) for stream in streams] == alone
     for frame in (frame for frames in alone for frame in frames):
         assert not isinstance(frame, int)
-        assert max(frame[1:]) < LATER
+        assert max(frame[1:CODEBOOKS]) < LATER
         assert frame[0] != END
 
 
@@ -307,9 +336,8 @@ def ranks(folder: Path, prompt: Sequence[Token], frames: Frames) -> list[list[in
     for frame in frames:
         assert not isinstance(frame, int)
         logits = model.logits(tokens, frame)
-        found.append(
-            [int((row > row[code]).sum()) for row, code in zip(logits, frame, strict=True)]
-        )
+        pairs = zip(logits, frame[:CODEBOOKS], strict=True)
+        found.append([int((row > row[code]).sum()) for row, code in pairs])
         tokens.append(frame)
     return found
 
@@ -402,12 +430,14 @@ def test_adapters_change_the_talker(folder: Path, tmp_path: Path, expected: list
     with running(create_engine(pipeline_config(folder, lora=lora))) as engine:
         plain = [ask(engine, f"plain{n}", prompt) for n, prompt in enumerate(PROMPTS)]
         adapted = [
-            engine.submit(Request(f"adapted{n}", prompt, GREEDY, lora="mine"))
-            for n, prompt in enumerate(PROMPTS)
+            engine.submit(
+                Request(f"adapted{n}", prompt, replace(GREEDY, frame_texts=own), lora="mine")
+            )
+            for n, (prompt, own) in enumerate(TEXTS_OF.items())
         ]
         assert [frames_of(stream) for stream in plain] == expected
         found = [frames_of(stream) for stream in adapted]
-    assert found == [model.frames(prompt, NUM_FRAMES) for prompt in PROMPTS]
+    assert found == [model.frames(one, NUM_FRAMES, None, own) for one, own in TEXTS_OF.items()]
     assert found != expected
 
 
@@ -433,12 +463,54 @@ def test_a_token_of_a_text_and_a_code_is_a_prefix_of_its_own(folder: Path) -> No
         assert cached == [0, 8, 4]
 
 
+def test_codes_with_another_text_are_another_prefix(folder: Path) -> None:
+    """In prompts, and of frames that were generated."""
+    with running(create_engine(pipeline_config(folder, page_size=4))) as engine:
+
+        def cached(name: str, prompt: Sequence[Token]) -> int:
+            return list(ask(engine, name, prompt))[-1].cached_prompt_tokens
+
+        prompts = [(1, 2, 3, 4, 5, (1, 2, 3, 4, text), 6, 7, 8) for text in (9, 9, 10)]
+        assert [cached(f"given{n}", prompt) for n, prompt in enumerate(prompts)] == [0, 8, 4]
+        values = {"max_tokens": 9, "min_tokens": 9, "frame_texts": (*range(20, 28),)}
+        made = frames_of(ask(engine, "made", (11, 12, 13, 14), **values))
+        assert [frame[-1] for frame in made if isinstance(frame, tuple)] == [*range(20, 28), PAD]
+        known = (11, 12, 13, 14, *made[:8], 1)
+        assert cached("again", known) == 12
+        changed = known[9]
+        assert isinstance(changed, tuple)
+        assert cached("other", (*known[:9], (*changed[:-1], 3), *known[10:])) == 8
+
+
+@pytest.mark.parametrize("kind", ["waits for results", "ahead of the results"])
+def test_a_request_that_lost_its_pages_has_the_same_texts(
+    folder: Path, expected: list[Frames], kind: str
+) -> None:
+    values = {"page_size": 4, "num_pages": 16}
+    engine = (
+        overlapping(folder, **values)
+        if kind == "ahead of the results"
+        else create_engine(pipeline_config(folder, max_batch_size=8, **values))
+    )
+    with running(engine):
+        streams = [ask(engine, f"{n}", prompt) for n, prompt in enumerate(PROMPTS)]
+        assert [frames_of(stream) for stream in streams] == expected
+        stats = engine.stats()
+        assert stats.preemptions > 0
+        assert (stats.used_pages, stats.failed_steps) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("prompt", "values", "message"),
     [
         ((1, (1, 2, 3)), {}, "prompt token 1 is not a text id below"),
-        (((1, 2, LATER, 1),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
-        (((CODES, 2, 3, 1),), {}, "prompt token 0 is not"),
+        (((1, 2, LATER, 1, 0),), {}, f"4 codes below {CODES}, from the second on below {LATER}"),
+        (((CODES, 2, 3, 1, 0),), {}, "prompt token 0 is not"),
+        (((1, 2, 3, 1),), {}, f"prompt token 0 is not .*, and a text id below {TEXT_IDS}"),
+        (((1, 2, 3, 1, TEXT_IDS),), {}, "prompt token 0 is not"),
+        (((1, 2, 3, 1, -1),), {}, "prompt token 0 is not"),
+        ((1,), {"frame_texts": (1, TEXT_IDS)}, f"frame_texts must be text ids below {TEXT_IDS}"),
+        ((1,), {"frame_texts": (-1,)}, "frame_texts must be text ids"),
         ((paired(TEXT_IDS - 1, CODES - 1) + 1,), {}, "prompt token 0 is not"),
         ((VECTORS[0][1:].tobytes(),), {}, "or a vector of 48 finite numbers"),
         ((1, (VECTORS[0] * np.nan).tobytes()), {}, "prompt token 1 is not"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,13 @@ from benchmarks.understood import Clip
 from tests.training.evaluate.sounds import RATE, glide, tone
 from tests.training.speech_lm.tokens import KNOWN
 from tests.training.takes import TOY
-from training.evaluate import cloning, melody, phonemes, prosody, timings, voices
+from training.evaluate import cloning, codes, melody, phonemes, prosody, timings, voices
 from training.evaluate.__main__ import build_parser
 from training.evaluate.pitch import median_pitch, pitch_of, rise_at_end
 from training.evaluate.reading import PhoneReader, phones_of
 from training.evaluate.systems import held_out, in_turn
 from training.evaluate.warping import HOP_S, Warping, cheapest_path, features
+from training.kokoro.made_up import judging
 from training.kokoro.text import NUM_SYMBOLS
 from training.labels import TimedWord
 from training.speech_codec.coder import Reader
@@ -192,10 +192,10 @@ def test_phones_are_compared_inside_what_was_heard() -> None:
 
 
 def test_made_up_words_differ_and_can_be_asked_for() -> None:
-    rng = random.Random(0)
-    words = [phonemes.made_up(rng, accent) for accent in "ab" * 50]
-    assert len(set(words)) > 90
-    assert all(word.count("ˈ") == 1 for word in words)
+    words = phonemes.judging_words(100, 0)
+    assert len({word for word, _ in words}) > 90
+    assert [name for _, name in words[:5]] == ["hazel", "owen", "edith", "hugh", "hazel"]
+    assert [word for word, _ in words] == judging(100)
     assert phonemes.words_in_ipa("ðə kˈAk, “ʤˈO.”") == ["ðə", "kˈeɪk", "dʒˈoʊ"]
 
 
@@ -211,9 +211,12 @@ def test_a_reader_gives_the_phones_of_codes(tmp_path: Path) -> None:
         reader.output.weight.zero_()
         bias = reader.output.bias.zero_().view(-1, NUM_SYMBOLS + 3)
         bias[:, KNOWN["b"]] = 1.0
+        bias[:, NUM_SYMBOLS:] = torch.tensor([1.0, 2.0, 0.0])
     found = PhoneReader(reader, KNOWN)
     assert found.phones([1, 2, 3]) == "b"
     assert found.phones([]) == ""
+    assert set(found.pitch([1, 2])) == {300.0}
+    assert np.isnan(codes.rise_of(found, []))
 
 
 def test_every_command_has_its_options() -> None:
@@ -221,6 +224,7 @@ def test_every_command_has_its_options() -> None:
     given = ["--teacher", "t", "--package", "p"]
     for name in ("voices", "cloning", "prosody", "timings", "phonemes"):
         assert parser.parse_args([name, *given]).model == ""
+    assert parser.parse_args(["codes", *given]).weights.name == "model.safetensors"
     assert parser.parse_args(["people", "a.wav", "b.wav"]).recordings == [
         Path("a.wav"),
         Path("b.wav"),

@@ -15,27 +15,31 @@ from benchmarks import skipped
 from benchmarks.speech_judges import RATE
 from benchmarks.understood import SEED, Clip
 from tests.training.speech_lm.tokens import KNOWN
-from training.evaluate import cloning, prosody, voices
+from training.evaluate import cloning, codes, prosody, voices
 from training.evaluate.cloning import cloned, of_people, read, wav
 from training.evaluate.melody import DecoderPitch, planned_pitch
 from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
 from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.skipped import hearing
-from training.evaluate.systems import Teacher, each, speaker_of
+from training.evaluate.systems import Teacher, each, looked_up, speaker_of
 from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
+from training.kokoro.phonemes import write_table
 from training.kokoro.studio import Studio
 from training.kokoro.style import StyleBook, Voice
 from training.speech_codec.coder import CODER_FILE, Reader, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_lm.names import NAMES
+from training.speech_lm.vocabulary import Symbols
+from training.speech_lm.writer import Writer, prompt_of, tokens_of
 from tts.api.voice import LoadedVoice
 from tts.cli.local import LocalClient
 from tts.cli.options import ModelChoice
 from tts.config.defaults import embedded_folder
 from tts.speech.aligner import FOLDER, Aligner
 
+LM = "model.safetensors"
 SPELLING = {"bad cab": "bˈad fab.", "a long clip": "bˈad fab " * 5}
 
 
@@ -198,6 +202,34 @@ def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) 
     words = [("bˈad", "hazel"), ("fˈab", "edith")]
     found = list(asked_of_teacher(teacher, load_coder(CODER_FILE, sizes), reader, words))
     assert [(one.word, one.voice) for one in found] == words
+
+
+def test_words_and_questions_of_a_language_model_are_read_from_its_codes(
+    teacher: Teacher,
+) -> None:
+    sizes, writer = coder_sizes(DESIGNS["source_free"]), Writer(embedded_folder() / LM)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        reader = PhoneReader(Reader(sizes), KNOWN)
+    words = [("blˈɪk", "hazel"), ("fˈab", "edith")]
+    found = codes.asked_of_model(writer.codes, writer.voices, Symbols(KNOWN), reader, words, 0)
+    assert [(one.word, one.voice) for one in found] == words
+    assert [one.errors.words for one in found] == [4, 3]
+    lines = [("bad cab", "edith"), ("bad", "hazel")]
+    asked = [prompt_of(writer.voices["bf_emma"], tokens_of(text)) for text, _ in lines]
+    said = [writer.codes(asked, seed) for seed in (0, 1)]
+    coder = load_coder(CODER_FILE, sizes)
+    figures = list(codes.of_questions(teacher, coder, reader, lines, said))
+    assert [figure.bar for figure in figures[:4]] == [0.8, None, None, None]
+    assert len(figures[4].values) == 4
+
+
+def test_phonemes_may_be_those_of_a_table(tmp_path: Path) -> None:
+    write_table(["bˈad\tBad.", "fˈab\tCab?"], tmp_path / "a.tsv.xz")
+    spell = looked_up(tmp_path / "a.tsv.xz")
+    assert spell("Cab?") == "fˈab"
+    with pytest.raises(KeyError):
+        spell("Fab.")
 
 
 def test_words_of_the_teachers_codes_are_aligned(teacher: Teacher) -> None:

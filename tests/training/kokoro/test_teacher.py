@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from training.kokoro.network import FRAME, STYLE, Kokoro
+from training.kokoro.network import FRAME, STYLE, Kokoro, needed_to_speak
 from training.kokoro.studio import Session, Studio, batches, draw_sessions, partners, record
 from training.kokoro.style import StyleBook, Voice
 from training.speech_codec import clips
@@ -89,6 +89,17 @@ def test_a_plan_is_a_take_without_samples(studio: Studio) -> None:
         assert np.array_equal(value, take[name])
     assert len(plan["energy"]) == len(plan["pitch"]) == 2 * len(plan["phones"])
     assert np.unique(plan["energy"]).size > 10
+
+
+def test_a_teacher_without_what_it_speaks_with_plans_the_same(studio: Studio) -> None:
+    whole = studio.teacher
+    kept = {name: v for name, v in whole.state_dict().items() if not needed_to_speak(name)}
+    silent = Kokoro.load(kept, torch.device("cpu"))
+    assert silent.decoder is None
+    sessions = [Session(Voice.named("af_one"), ((50, 43), (61, 62, 83)), (7, 9))]
+    plan = Studio(silent, studio.book, studio.device).plan(sessions)
+    for name, value in studio.plan(sessions).items():
+        assert np.array_equal(plan[name], value)
 
 
 def test_clips_have_the_plan_and_the_style_of_their_line(studio: Studio, tmp_path: Path) -> None:

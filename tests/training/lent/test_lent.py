@@ -12,6 +12,7 @@ import pytest
 
 from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import read_table, table, write_table
+from training.kokoro.weights import pack, unpack
 from training.lent import bundle
 from training.speech_codec.coder import CODER_FILE
 
@@ -48,6 +49,23 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys
         assert len(voices["af_one"]) == 33
     bundle.main(given)  # replaces the folder
     assert not (parts / "texts" / "clips.json").exists()
+
+
+def test_a_bundle_for_plans_has_a_teacher_that_cannot_speak(tmp_path: Path) -> None:
+    tensors = ("predictor.shared.bias", "decoder.F0_conv.bias", "text_encoder.lstm.bias")
+    pack({name: np.ones(3) for name in tensors}, tmp_path / bundle.WEIGHTS_FILE)
+    np.savez_compressed(tmp_path / bundle.VOICES_FILE, af_one=np.ones((510, 256), np.float16))
+    (tmp_path / SYMBOLS).parent.mkdir(parents=True)
+    for name in (SYMBOLS, "model.safetensors", "voices.json"):
+        (tmp_path / name).write_text("{}")
+    for accent in "ab":
+        write_table(["hˈI\tHi"], table(tmp_path, accent))
+    out = tmp_path / "bundle"
+    given = [f"--{name}={tmp_path}" for name in ("teacher", "package", "phonemes", "lm")]
+    bundle.main([*given, f"--out={out}", "--plans"])
+    assert set(unpack(out / "machine" / "teacher" / bundle.WEIGHTS_FILE)) == {tensors[0]}
+    found = {path.name for path in (out / "texts" / "lm").iterdir()}
+    assert found == {"model.safetensors", "voices.json"}
 
 
 def poll(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -91,6 +91,17 @@ def test_a_visit_may_use_an_earlier_coder_and_continue_a_decoder(
     assert all(first[name].equal(second[name]) for name in first)
 
 
+def test_a_visit_may_be_of_a_language_model_only(flags: list[str], tmp_path: Path, capsys) -> None:
+    write_coder(tmp_path / "earlier.safetensors", toy_coder())
+    (tmp_path / "out" / "takes" / TAKE).unlink()
+    given = [*flags, f"--coder={tmp_path / 'earlier.safetensors'}", "--only-lm"]
+    assert visit.main([*given, "--", "--", *MODEL, "--steps", "2"]) == 0, capsys.readouterr().out
+    out = tmp_path / "out"
+    assert (out / "status").read_text() == "done\n"
+    assert "done after 2 steps" in (out / "logs" / "lm.log").read_text()
+    assert not (out / "codec").exists()
+
+
 @pytest.mark.parametrize(
     ("missing", "message"), [(TAKE, "there are no takes"), (PLAN, "there are no plans")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,41 @@ def test_texts_may_be_symbols_or_have_some_words_in_symbols(speech: Speech, text
     found = [read(t, texts.symbols) for i in mixed for t, _ in parts_of(made.tokens(i))[1]]
     assert any(" |" in text or "|" in text[:1] for text in found)
     assert any("uzz" in text or "gab" in text for text in found if "|" in text)
+
+
+@pytest.fixture
+def unwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Speech, Texts]:
+    """The same where some lines have a word without letters."""
+    monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    monkeypatch.setattr("tests.training.speech_lm.tokens.rows", rows_without_letters)
+    (tmp_path / "other").mkdir()
+    write_tables(tmp_path / "other")
+    texts = Texts.load(tmp_path / "other" / "phonemes", Symbols(KNOWN))
+    write_tokens(tmp_path / "other" / "tokens_0_0000.npz")
+    return Speech(token_files(tmp_path / "other"), texts), texts
+
+
+def rows_without_letters(accent: str) -> list[str]:
+    found = rows(accent)
+    return [re.sub(r"gab\d+", "_", row) if n % 2 else row for n, row in enumerate(found)]
+
+
+def test_words_without_letters_are_symbols_in_every_text(unwritten: tuple[Speech, Texts]) -> None:
+    speech, texts = unwritten
+    assert texts.unwritten.sum() == ROWS - 2  # every other one; one is another text
+    made = spoken(speech, texts, np.random.default_rng(0))
+    found: dict[int, list[str]] = {TEXT: [], SYMBOLS: [], WORDS: []}
+    for i in range(len(made.at)):
+        tokens = made.tokens(i)
+        assert len(tokens) <= made.length[i]
+        found[int(made.way[i])] += [read(t, texts.symbols) for t, _ in parts_of(tokens)[1]]
+    assert not any("_" in text for way in found.values() for text in way)
+    assert any(re.fullmatch(r'"Bed (fuzz )*\|gˈ[əi]b\."', text) for text in found[TEXT])
+    assert any(re.fullmatch(r'"Bed (fuzz )*gab\d+\."', text) for text in found[TEXT])
+    letters = pronounced(texts, 200, random.Random(0))
+    assert not any(ord("_") in letters.tokens(i) for i in range(200))
+    held = pronounced_held_out(texts)
+    assert len(held.length) == (texts.held_out & ~texts.unwritten).sum()
 
 
 def test_voice_tokens_are_a_row_of_their_session_or_its_voices_fixed_one(

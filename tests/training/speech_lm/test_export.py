@@ -29,7 +29,7 @@ from training.speech_codec.checkpoint import DECODER, VOICE_ENCODER, halved, rea
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.documents import spelled
 from training.speech_lm.export import main as export
-from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
+from training.speech_lm.speaker import Speaker
 from training.speech_lm.vocabulary import (
     BRITISH_NAME,
     FIRST_SYMBOL,
@@ -37,6 +37,7 @@ from training.speech_lm.vocabulary import (
     Symbols,
     build_tokenizer,
 )
+from training.speech_lm.writer import tokens_of, tokens_of_phonemes
 from training.vocabulary import FIRST_CODE, PHONEMES, START_OF_SPEECH
 from tts.checkpoint.tokenizer import TextTokenizer
 from tts.errors import InvalidRequestError, Precondition, PreconditionError

@@ -22,8 +22,9 @@ from training.speech_codec.clips import TABLE, Clip, read_clips
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.judge import durations, judge, renderings
 from training.speech_lm.say import main as say
-from training.speech_lm.speaker import Speaker, tokens_of, tokens_of_phonemes
+from training.speech_lm.speaker import Speaker
 from training.speech_lm.vocabulary import FIRST_SYMBOL, SPELLED, Symbols
+from training.speech_lm.writer import Writer, prompt_of, tokens_of, tokens_of_phonemes
 from training.vocabulary import END_OF_SPEECH, FIRST_CODE, START_OF_SPEECH
 
 TOY = DESIGNS["toy"]
@@ -32,7 +33,7 @@ TOY = DESIGNS["toy"]
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights seldom write an end."""
-    monkeypatch.setattr("training.speech_lm.speaker.MAX_CODES", 40)
+    monkeypatch.setattr("training.speech_lm.writer.MAX_CODES", 40)
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_the_model_is_the_one_that_was_trained(speaker: Speaker, files: Path) ->
         wanted = model.eval().loss(ids, torch.arange(5), ids[0, 1:])
     got = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
     assert float(got) == pytest.approx(float(wanted), rel=0.02)
+
+
+def test_texts_are_written_at_once_as_alone(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.speech_lm.writer.TOP_K", 1)  # no chance
+    writer = Writer(files / "lm.safetensors")
+    texts = ["Hi.", "Good morning to you."]
+    prompts = [prompt_of(writer.voices["af_one"], tokens_of(text)) for text in texts]
+    together = writer.codes(prompts)
+    assert [writer.codes([prompt])[0] for prompt in prompts] == together
+    assert min(map(len, together)) > 0
 
 
 def test_codes_only_are_said_and_the_seed_tells_which(speaker: Speaker) -> None:

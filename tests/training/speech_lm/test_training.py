@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.training.speech_lm.tokens import (
     CODEBOOK,
@@ -18,7 +18,8 @@ from tests.training.speech_lm.tokens import (
     write_tables,
     write_tokens,
 )
-from training.llama import LanguageModel, ModelConfig, restore
+from training.export import write_json
+from training.llama import LanguageModel, ModelConfig, quantise, restore
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.speech import Speech, token_files
 from training.speech_lm.texts import Texts
@@ -66,11 +67,30 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     (tmp_path / "lm" / "voices.json").write_text(json.dumps(rows | {"af_one": [9] * VOICE_TOKENS}))
     start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
     train([*flags, *start, "--steps", "10", "--lr", "0"])
-    assert np.mean(losses(capsys.readouterr().out)) < first - 0.3
+    printed = capsys.readouterr().out
+    assert np.mean(losses(printed)) < first - 0.3
+    held = [line.split("held out: ")[1] for line in printed.splitlines() if "held out: " in line]
+    assert held[0] == held[-1]  # nothing was learned at a rate of 0
     after = load_file(tmp_path / "lm" / "lm.safetensors")
     assert all(torch.allclose(state[k].float(), after[k].float(), atol=1e-3) for k in state)
     kept = json.loads((tmp_path / "lm" / "voices.json").read_text())
     assert kept["af_one"] == [9] * VOICE_TOKENS
+
+
+def test_an_exported_voice_goes_on(flags: list[str], tmp_path: Path) -> None:
+    train([*flags, "--steps", "2"])
+    lm, voice = tmp_path / "lm", tmp_path / "voice"
+    voice.mkdir()
+    state = {name: value.float() for name, value in load_file(lm / "lm.safetensors").items()}
+    save_file(quantise(state), voice / "model.safetensors")
+    write_json(voice / "voices.json", {"voices": [{"name": "af_one", "codes": [7] * VOICE_TOKENS}]})
+    start = ["--start", str(voice / "model.safetensors")]
+    train([*flags, *start, "--steps", "1", "--lr", "0"])
+    after = load_file(lm / "lm.safetensors")
+    for name, value in state.items():
+        size = value.abs().amax(-1, keepdim=True) / 127
+        assert ((after[name].float() - value).abs() <= 0.6 * size + 1e-3).all(), name
+    assert json.loads((lm / "voices.json").read_text())["af_one"] == [7] * VOICE_TOKENS
 
 
 def test_it_waits_for_the_tokens(flags: list[str], tmp_path: Path) -> None:

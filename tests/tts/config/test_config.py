@@ -64,7 +64,15 @@ def test_the_audio_fields_and_their_defaults() -> None:
     config = audio()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     own = AudioGenerationConfig.model_fields.keys() - PipelineConfig.model_fields.keys()
-    assert own == {*DEFAULTS, "audio_decoder", "family", "lexicon", "offline", "watermark"}
+    assert own == {
+        *DEFAULTS,
+        "audio_decoder",
+        "family",
+        "lexicon",
+        "offline",
+        "pace_streams",
+        "watermark",
+    }
 
 
 def test_audio_fields_may_be_positional() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,7 +14,8 @@ from decoder import AudioDecoder, DecodeWindow, StreamingOptions, create_decoder
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import DecodeLoop, DecodePacer, RangeProfiler
+from tts.engine.decode_loop import DecodeLoop, RangeProfiler
+from tts.engine.pacer import DecodePacer
 from tts.engine.queue import StreamQueue
 from tts.engine.streams import SpeechSetup, SpeechStream, TextStream
 
@@ -47,10 +49,10 @@ class WatchedDecoder(AudioDecoder):
     `pads`: it renders windows of any shape together.
     """
 
-    def __init__(self, *, pads: bool = False) -> None:
+    def __init__(self, *, pads: bool = False, keeps_state: bool = False) -> None:
         self._inner = create_decoder("ramp")
         self._pads = pads
-        self.spec = self._inner.spec
+        self.spec = replace(self._inner.spec, keeps_state=keeps_state)
         self.batches: list[int] = []
 
     def batch_key(self, window: DecodeWindow) -> Hashable:
@@ -83,9 +85,10 @@ class Bench:
         profiler: RangeProfiler | None = None,
         *,
         pads: bool = False,
+        keeps_state: bool = False,
         pacer: DecodePacer | None = None,
     ) -> None:
-        self.decoder = WatchedDecoder(pads=pads)
+        self.decoder = WatchedDecoder(pads=pads, keeps_state=keeps_state)
         self.engine = EngineLog()
         self.clock = Clock()
         clock = self.clock if pacer else time.monotonic

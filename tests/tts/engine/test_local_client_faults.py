@@ -146,6 +146,26 @@ def test_a_held_step_waits_and_others_do_not(
     run(scenario)
 
 
+def test_a_held_text_that_has_ended_holds_no_step(
+    own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader has not read the end yet, and a new text is the only one that runs."""
+    monkeypatch.setattr(session, "LONGEST_HOLD_S", HANG_S)
+    client = own_client()
+
+    async def scenario() -> None:
+        hold = Hold()
+        held = client.generate(text("held", exactly=20), hold)
+        count = len([await anext(held)])
+        assert await asyncio.to_thread(client._decode_loop.wait_idle, HANG_S)
+        hold.set(is_set=True)
+        assert (await read(client, text("new", exactly=20)))[-1].output_tokens == 20
+        count += len([chunk async for chunk in held])
+        assert count == 20
+
+    run(scenario)
+
+
 def test_a_hold_has_an_end(
     own_client: Callable[..., LocalEngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:

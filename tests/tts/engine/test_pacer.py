@@ -9,7 +9,20 @@ import pytest
 
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
-from tts.engine.decode_loop import FIRST_REST, NEAR_S, REST, DecodePacer
+from tts.engine.pacer import (
+    FADING,
+    MARGIN_S,
+    MAX_NEAR_S,
+    NEAR_S,
+    REST,
+    WAY_S,
+    DeadlinePacer,
+    DecodePacer,
+)
+
+AHEAD_S = DeadlinePacer.ahead_s
+PACERS = pytest.mark.parametrize("kind", [DecodePacer, DeadlinePacer])
+
 
 Waiting = dict[str, Any]
 CALM: Waiting = {}
@@ -23,33 +36,51 @@ def near(underrun_s: float) -> Waiting:
     return {"underrun_s": underrun_s}
 
 
-@pytest.mark.parametrize(
-    ("waiting", "rest_s"), [(CALM, REST * TOOK_S), (FIRST, FIRST_REST * TOOK_S), (ALL, 0.0)]
-)
-def test_a_decoder_rests_after_a_call(waiting: Waiting, rest_s: float) -> None:
-    pacer = DecodePacer()
-    assert pacer.is_due(0.0, **waiting, is_busy=False)  # no call was made before
+@PACERS
+@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (FIRST, None), (ALL, 0.0)])
+def test_a_decoder_rests_after_a_call(
+    kind: type[DecodePacer], waiting: Waiting, rest: float | None
+) -> None:
+    pacer, rest_s = kind(), TOOK_S * (kind.first_rest if rest is None else rest)
+    assert pacer.is_due(0.0, **waiting, num_in_flight=0)  # no call was made before
     pacer.note(10.0, TOOK_S)
     ended_s = 10.0 + TOOK_S
-    assert pacer.is_due(ended_s + rest_s + 1e-6, **waiting, is_busy=False)
-    assert not pacer.is_due(ended_s + rest_s - 1e-6, **waiting, is_busy=rest_s == 0)
-    assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, is_busy=True)
+    assert pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=0)
+    assert not pacer.is_due(ended_s + rest_s - 1e-6, **waiting, num_in_flight=int(rest_s == 0))
+    assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=1)
 
 
-@pytest.mark.parametrize("waiting", [FULL, near(10.0), near(10.0 + NEAR_S - 1e-6)])
-def test_urgent_streams_do_not_wait(waiting: Waiting) -> None:
-    pacer = DecodePacer()
+@PACERS
+@pytest.mark.parametrize("waiting", [FULL, near(10.0), near(10.0 + MARGIN_S + 2 * TOOK_S - 1e-6)])
+def test_urgent_streams_do_not_wait(kind: type[DecodePacer], waiting: Waiting) -> None:
+    pacer = kind()
     pacer.note(10.0 - TOOK_S, TOOK_S)
-    assert pacer.is_due(10.0, **waiting, is_busy=True)
+    assert pacer.is_due(10.0, **waiting, num_in_flight=1)
 
 
-def test_a_stream_with_enough_audio_is_not_urgent() -> None:
-    pacer = DecodePacer()
+@PACERS
+def test_a_stream_with_enough_audio_is_not_urgent(kind: type[DecodePacer]) -> None:
+    pacer = kind()
     pacer.note(10.0 - TOOK_S, TOOK_S)
-    assert not pacer.is_due(10.0, **near(10.0 + NEAR_S + 1e-6), is_busy=False)
+    near_s = NEAR_S if kind is DecodePacer else MARGIN_S + TOOK_S
+    assert not pacer.is_due(10.0, **near(10.0 + near_s + 1e-6), num_in_flight=0)
 
 
-class FixedPacer(DecodePacer):
+def test_an_underrun_is_near_while_a_call_behind_those_in_flight_would_end_late() -> None:
+    pacer = DeadlinePacer()
+    assert pacer.near_s(0) == MARGIN_S  # no call yet
+    pacer.note(10.0, 0.01)
+    pacer.note(10.1, 0.002)
+    long_s = FADING * 0.01  # the longer one is remembered
+    assert [pacer.near_s(n) for n in (0, 1)] == [MARGIN_S + long_s, MARGIN_S + 2 * long_s]
+    for turn in range(200):
+        pacer.note_turn(11 + 0.01 * turn, 1)  # and a turn of the engine is known
+    assert pacer.near_s(0) == pytest.approx(WAY_S + 0.02 + long_s, abs=1e-6)
+    pacer.note(13.2, 0.5)
+    assert pacer.near_s(0) == MAX_NEAR_S
+
+
+class FixedPacer(DeadlinePacer):
     """A pacer that counts each call as 50 ms long."""
 
     def note(self, started_s: float, took_s: float) -> None:
@@ -124,9 +155,9 @@ def test_a_lone_stream_never_waits() -> None:
 def test_a_full_batch_is_decoded_at_once() -> None:
     async def scenario() -> None:
         bench = Bench(pads=True, pacer=FixedPacer())
-        tasks = [bench.speak(str(n), sizes=(25,)) for n in range(10)]
+        tasks = [bench.speak(str(n), sizes=(20,)) for n in range(10)]
         for task in tasks[:9]:
-            tokens(task, *range(25))
+            tokens(task, *range(20))
         bench.clock.now_s += 10
         bench.worker.after_step()
         assert bench.decoder.batches == [8]
@@ -134,10 +165,89 @@ def test_a_full_batch_is_decoded_at_once() -> None:
             bench.worker.after_step()
         )  # the ninth waits for its first block, and the decoder rests
         for task in tasks[:7]:
-            tokens(task, *range(25))
+            tokens(task, *range(20))
         bench.worker.after_step()
         assert bench.decoder.batches == [8, 8]
         assert len(tasks[8].queue) == 1
+
+    in_loop(scenario)
+
+
+def test_windows_that_are_played_late_do_not_fill_a_batch() -> None:
+    """Eight streams with more than `AHEAD_S` of audio wait until the decoder has rested."""
+
+    async def scenario() -> None:
+        bench = Bench(pads=True, pacer=FixedPacer())
+        tasks = [bench.speak(str(n), sizes=(30, 25)) for n in range(8)]
+        bench.speak("idle")
+        for task in tasks:
+            tokens(task, *range(30))  # 1.2 s
+        bench.worker.after_step()
+        assert bench.decoder.batches == [8]
+        for task in tasks:
+            tokens(task, *range(25))
+        assert bench.worker.after_step()
+        assert bench.decoder.batches == [8]
+        bench.clock.now_s += 1.2 - AHEAD_S + 0.001
+        assert not bench.worker.after_step()
+        assert bench.decoder.batches == [8, 8]
+
+    in_loop(scenario)
+
+
+def test_a_window_is_as_urgent_as_its_stream_with_those_before_it() -> None:
+    """Streams that are far ahead take turns in a call that has no room for all of their windows."""
+
+    async def scenario() -> None:
+        bench = Bench(pads=True, pacer=FixedPacer())
+        far, near_end = bench.speak("far", sizes=(10,)), bench.speak("near", sizes=(4,))
+        tokens(far, *range(10))
+        tokens(near_end, *range(4))
+        bench.worker.after_step()
+        assert bench.decoder.batches == [2]
+        tokens(far, *range(60))  # six windows of 0.4 s, after 0.4 s
+        tokens(near_end, *range(60))  # fifteen of 0.16 s, after 0.16 s
+        bench.worker.after_step()
+        assert bench.decoder.batches == [2, 8]
+        assert (len(far.queue), len(near_end.queue)) == (1 + 2, 1 + 6)
+
+    in_loop(scenario)
+
+
+def test_urgent_windows_of_other_shapes_share_a_launch() -> None:
+    """The codec renders windows of one shape at a time; what is not urgent waits for its own."""
+
+    async def scenario() -> None:
+        bench = Bench(pacer=FixedPacer())
+        first, other, late = (
+            bench.speak("a", (2,)),
+            bench.speak("b", (3,)),
+            bench.speak("c", (50, 4)),
+        )
+        tokens(late, *range(50))  # 2 s
+        bench.worker.after_step()
+        assert bench.decoder.batches == [1]
+        bench.clock.now_s += 1
+        for task, count in ((first, 2), (other, 3), (late, 4)):
+            tokens(task, *range(count))
+        bench.worker.after_step()
+        assert bench.decoder.batches == [1, 1, 1]
+        assert [len(task.queue) for task in (first, other, late)] == [1, 1, 1]
+
+    in_loop(scenario)
+
+
+def test_a_codec_with_states_gets_one_window_of_each_stream() -> None:
+    async def scenario() -> None:
+        bench = Bench(pads=True, pacer=FixedPacer(), keeps_state=True)
+        tasks = [bench.speak(str(n), sizes=(5,)) for n in range(3)]
+        for task in tasks:
+            tokens(task, *range(10))
+        assert bench.worker.after_step()
+        assert bench.decoder.batches == [3]
+        bench.worker.after_step()
+        assert bench.decoder.batches == [3, 3]
+        assert [len(task.queue) for task in tasks] == [2, 2, 2]
 
     in_loop(scenario)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,17 @@ from tests.tts.serving import (
     Serving,
     collect_speech,
     error_of,
+    flush,
     hum,
     reason_of,
+    run_conversation,
     run_with_server,
+    say,
+    session_config,
     wav,
 )
 from tts.config.server import ServerConfig
-from tts.engine.client import EncodedClip, SpeechJob
+from tts.engine.client import AudioBlock, EncodedClip, SpeechJob
 from tts.errors import PreconditionError
 from tts.factory import Service, create_service
 from tts.families.base import Checkpoint, SpeechFamily
@@ -59,6 +65,7 @@ THINK, NOTHINK, BEGIN, CLOSE = 2154, 2155, 2156, 2157
 CHINESE, ENGLISH, SICHUAN, VIVIAN, ERIC = 2055, 2050, 2062, 3065, 2875
 SPOKEN_BY = Voice("vivian", speaker="vivian")
 ROLE = [(151_644, None), (77_091, None), (198, None)]
+CODES = [tuple(range(first, first + 7)) for first in (0, 8, 3)]
 HELLO = [(BOS, CODEC_PAD), (14_990, CODEC_PAD), (EOS, CODEC_PAD), (PAD, CODEC_BOS)]
 
 on_service = pytest.mark.parametrize(
@@ -83,6 +90,13 @@ def family_of(written: Path, folder: Path, *path: str, **keys: Any) -> SpeechFam
     found = find_family(Checkpoint(folder))
     assert found is not None
     return found
+
+
+def set_layout(folder: Path, has_text_first: object) -> None:
+    """Write a speech.json with this layout; None: there is none, and the model has its own."""
+    if has_text_first is not None:
+        values = {"family": "qwen3_tts", "non_streaming_mode": has_text_first}
+        (folder / "speech.json").write_text(json.dumps(values))
 
 
 def prompt_of(family: SpeechFamily, voice: Voice) -> list[object]:
@@ -134,26 +148,69 @@ def test_instructions_stand_in_front(written: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_recording_is_a_text_and_frames(written: Path, tmp_path: Path) -> None:
-    voice = Voice("any", prompt=VoicePrompt((*range(7), *range(8, 15)), "user"))
-    found = prompt_of(family_of(written, tmp_path, tts_model_type="base"), voice)
-    bos, *rest = HELLO
-    said = [bos, (872, CODEC_PAD), *rest]
-    frames = [tuple(range(7)), tuple(range(8, 15))]
-    assert found == [*ROLE, *marks(NOTHINK, BEGIN, CLOSE), *said, *frames]
+@pytest.mark.parametrize(
+    ("count", "has_text_first", "said", "rest"),
+    [
+        (2, True, [(872, CODEC_PAD), *HELLO[1:], (*CODES[0], PAD), (*CODES[1], PAD)], ()),
+        (1, False, [(872, CODEC_BOS), (*CODES[0], 14_990)], (EOS,)),
+        (2, False, [(872, CODEC_BOS), (*CODES[0], 14_990), (*CODES[1], EOS)], ()),
+        (3, None, [(872, CODEC_BOS), (*CODES[0], 14_990), (*CODES[1], EOS), (*CODES[2], PAD)], ()),
+    ],
+)
+def test_a_recording_is_a_text_and_frames(
+    written: Path,
+    tmp_path: Path,
+    count: int,
+    has_text_first: bool | None,
+    said: list[object],
+    rest: tuple[int, ...],
+) -> None:
+    """Its text stands in front of its frames or in them; that is the default."""
+    set_layout(tmp_path, has_text_first)
+    family = family_of(written, tmp_path, tts_model_type="base")
+    voice = Voice("any", prompt=VoicePrompt(tuple(chain(*CODES[:count])), "user"))
+    assert prompt_of(family, voice) == [*ROLE, *marks(NOTHINK, BEGIN, CLOSE), HELLO[0], *said]
+    assert family.frame_texts("hello", voice) == rest
 
 
 def test_a_vector_stands_for_a_speaker(written: Path, tmp_path: Path) -> None:
     """Alone, or behind a text and frames of the same voice."""
+    set_layout(tmp_path, True)
     family = family_of(written, tmp_path, tts_model_type="base", speaker_encoder_config=ENCODER)
     vector = np.arange(48, dtype="<f4").tobytes()
     alone = prompt_of(family, Voice("any", language="en", prompt=VoicePrompt((), "", vector)))
     marked = marks(THINK, BEGIN, ENGLISH, CLOSE)
     assert alone == [*ROLE, *marked, vector, *HELLO]
-    prompt = VoicePrompt((*range(7),), "user", vector)
+    prompt = VoicePrompt(CODES[0], "user", vector)
     bos, *rest = HELLO
     both = prompt_of(family, Voice("any", language="en", prompt=prompt))
-    assert both == [*ROLE, *marked, vector, bos, (872, CODEC_PAD), *rest, tuple(range(7))]
+    assert both == [*ROLE, *marked, vector, bos, (872, CODEC_PAD), *rest, (*CODES[0], PAD)]
+
+
+@pytest.mark.parametrize("kind", ["custom_voice", "voice_design", "base"])
+@pytest.mark.parametrize("has_text_first", [None, True, False])
+def test_a_text_stands_in_front_of_the_frames_or_in_them(
+    written: Path, tmp_path: Path, kind: str, has_text_first: bool | None
+) -> None:
+    """The defaults of the package differ."""
+    set_layout(tmp_path, has_text_first)
+    family = family_of(written, tmp_path, tts_model_type=kind)
+    found = prompt_of(family, SPOKEN_BY if kind == "custom_voice" else Voice("default"))
+    own = (VIVIAN,) if kind == "custom_voice" else ()
+    opening = [*ROLE, *marks(NOTHINK, BEGIN, CLOSE, *own)]
+    texts = family.frame_texts("hello hello", Voice("default"))
+    if has_text_first if has_text_first is not None else kind != "base":
+        assert (found, texts) == ([*opening, *HELLO], ())
+    else:
+        assert found == [*opening, HELLO[0], (14_990, CODEC_BOS)]
+        assert texts == (*family.tokenizer.encode(" hello"), EOS)
+
+
+@pytest.mark.parametrize("value", ["yes", 1])
+def test_an_unknown_layout_is_an_error(written: Path, tmp_path: Path, value: object) -> None:
+    set_layout(tmp_path, value)
+    with pytest.raises(CheckpointError, match=r"speech\.json: non_streaming_mode must be true or"):
+        family_of(written, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +389,7 @@ def test_greedy_codes_are_those_of_the_reference(
     found, frames = asyncio.run(listen()), model.frames(prompt, 12, adjust)
     assert len(frames) == 12
     assert penalty is None or frames != model.frames(prompt, 12)
-    assert found == tuple(code for frame in frames for code in frame)
+    assert found == tuple(code for frame in frames for code in frame[:7])
 
 
 @on_service
@@ -490,31 +547,40 @@ def test_a_recording_without_a_transcript_is_a_vector(base: Path, tmp_path: Path
     assert voice.codec.endswith("+48")
 
 
-def test_vectors_cross_processes() -> None:
+def test_vectors_and_texts_cross_processes() -> None:
     vector = np.arange(48, dtype="<f4").tobytes()
-    request = Request("r", (1, vector, (2, 3)), SamplingParams())
+    request = Request("r", (1, vector, (2, 3)), SamplingParams(frame_texts=(4, 5)))
     sent = Speak("front", 3, SpeechJob(request, StreamingOptions(chunk_sizes=(7,))))
-    assert decode_from_front_end(encode(sent)) == sent
+    received = decode_from_front_end(encode(sent))
+    assert received == sent
+    assert isinstance(received, Speak)
+    assert received.job.request.sampling.frame_texts == (4, 5)
     answer = Encoded(3, EncodedClip((1, 2), vector))
     assert decode_from_engine(bundle([encode(answer)])) == [answer]
 
 
+@pytest.mark.parametrize("codes", [(), tuple(chain(*CODES[:2]))])
 def test_codes_behind_a_vector_are_those_of_the_reference(
-    base: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...]
 ) -> None:
+    """Without and with a recording's codes; the text is in the frames."""
     for name, value in {"TEXT_IDS": SIZE, "PAD": PAD, "END": END, "CODEBOOKS": 7}.items():
         monkeypatch.setattr(checkpoints, name, value)
     service = create_service(configured(base))
     vector = np.random.default_rng(0).normal(size=48).astype("<f4").tobytes()
-    voice = Voice("mine", prompt=VoicePrompt((), "", vector))
+    voice = Voice("mine", prompt=VoicePrompt(codes, "hello" if codes else "", vector))
     prompt = service.prompts.speech_prompt("hello.", voice)
     assert vector in prompt
+    assert service.prompts.family is not None
+    texts = service.prompts.family.frame_texts("hello.", voice)
+    assert texts[-1] == EOS
     model = Reference.read(base)
     model.weights["talker.codec_head.weight"][16:] = 0  # as far as it is allowed
     model.weights["talker.codec_head.weight"][END] = 0
     sampling = SamplingOverrides(temperature=0.0, max_tokens=7 * 8, repetition_penalty=1.0)
-    frames = model.frames(prompt, 8)
-    assert codes_of(service, sampling, voice) == tuple(code for frame in frames for code in frame)
+    frames = model.frames(prompt, 8, texts=texts)
+    found = codes_of(service, sampling, voice)
+    assert found == tuple(code for frame in frames for code in frame[:7])
     wrong = replace(voice, prompt=VoicePrompt((), "", vector[4:]))
     with pytest.raises(RequestError, match="or a vector of 48 finite numbers"):
         codes_of(service, sampling, wrong)
@@ -541,6 +607,42 @@ def test_a_speaker_encoder_that_cannot_be_used_is_an_error(
     edit_config(folder, speaker_encoder_config=ENCODER | (change or {}))
     with pytest.raises((CheckpointError, DecoderConfigError), match=message):
         create_service(configured(folder))
+
+
+def test_an_eager_beginning_has_the_texts_of_its_sentence(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rest continues with the texts that follow, whatever the beginning itself had."""
+    service = create_service(configured(base))
+    family, requests = service.prompts.family, list[Request]()
+    assert family is not None
+    speak_job = service.client.speak
+
+    def speaking(job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+        requests.append(job.request)
+        return speak_job(job)
+
+    monkeypatch.setattr(service.client, "speak", speaking)
+
+    async def ask(served: Serving) -> None:
+        config = session_config(max_tokens=7 * 400)
+        config.config.eager = 2
+        words = say("One two three four five six, seven eight.")
+        responses = await run_conversation(served, config, words, flush("f"))
+        assert responses[-1].HasField("done")
+
+    run_with_server(service, ask)
+    first, second = requests
+    voice = Voice("any")
+    opening, sentence = "One two three four five six,", "One two three four five six, seven eight."
+    assert first.sampling.frame_texts == family.frame_texts(opening, voice)
+    frames = [token for token in second.prompt_ids if isinstance(token, tuple)]
+    assert len(frames) > 2
+    texts = family.frame_texts(sentence, voice)
+    padded = (*texts, *(PAD for _ in frames))
+    assert tuple(frame[-1] for frame in frames) == padded[: len(frames)]
+    assert second.sampling.frame_texts == texts[len(frames) :]
+    asyncio.run(service.client.close())
 
 
 @on_service

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
-from llm import PipelineConfig, PipelineRole, Request, SamplingParams, create_engine
+from llm import (
+    PipelineConfig,
+    PipelineRole,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    create_engine,
+)
 from tests.fakes import wait_until_idle
-from tests.tts.ipc.remote_engine import engine_info_of, new_base
+from tests.tts.ipc.remote_engine import engine_info_of, new_base, wait_until
 from tts.engine.client import EngineClient
 from tts.engine.local_client import LocalEngineClient, StreamLimits
 from tts.engine.prefill_client import PrefillClient
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
+from tts.ipc.messages import Pages
+from tts.ipc.remote_client import RemoteEngineClient
 
 PAGE = 16
+WRITTEN, INBOX, MESSAGE = "written to the pool", "in shared memory", "in messages"
 
 
 def config(checkpoint: Path, role: PipelineRole, **values: Any) -> PipelineConfig:
@@ -65,6 +76,36 @@ async def tokens_of(client: EngineClient, request: Request) -> tuple[tuple[int, 
     assert not chunks[-1].error
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     return tuple(tokens), chunks[-1].cached_prompt_tokens  # type: ignore[arg-type]
+
+
+async def chunks_of(client: EngineClient, request: Request) -> list[TokenChunk]:
+    return [chunk async for chunk in client.generate(request)]
+
+
+def outputs(chunks: Sequence[TokenChunk]) -> tuple[Any, ...]:
+    """Return what a caller sees of an answer, however it is divided."""
+    return (
+        [token for chunk in chunks for token in chunk.token_ids],
+        [logprob for chunk in chunks for logprob in chunk.logprobs],
+        chunks[-1].finish_reason,
+        chunks[-1].error,
+    )
+
+
+def ways_of_pages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set that will have the ways in which pages arrive."""
+    ways: set[str] = set()
+    prefill = RemoteEngineClient.prefill
+
+    async def watched(self: RemoteEngineClient, *arguments: Any) -> AsyncIterator[Pages]:
+        async with aclosing(prefill(self, *arguments)) as answers:
+            async for pages in answers:
+                if pages.num_pages:
+                    ways.add(WRITTEN if pages.is_written else INBOX if pages.slot >= 0 else MESSAGE)
+                yield pages
+
+    monkeypatch.setattr(RemoteEngineClient, "prefill", watched)
+    return ways
 
 
 async def all_tokens(client: EngineClient, asked: Sequence[Request]) -> list[tuple[int, ...]]:
@@ -133,6 +174,7 @@ class Roles:
         return self.local.engine.stats().pages_received
 
     async def check_released(self) -> None:
+        await wait_until(lambda: not self.client._releasing)
         for client in (self.local, *(prefill.local for prefill in self.prefills)):
             await check_released(client)
 

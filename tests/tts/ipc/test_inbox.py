@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,36 @@ def test_only_the_memory_of_an_inbox_is_opened(tmp_path: Path) -> None:
 def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
     with Inbox(SIZE) as box, pytest.raises(ValueError, match=f"slot {slot}"):
         box.read(slot, content(0))
+
+
+def test_an_inbox_is_shut_when_no_writer_holds_it() -> None:
+    with Inbox(SIZE) as box:
+        outlet = Outlet.open(box.path)
+        assert outlet is not None
+        with outlet:
+            assert not box.shut()
+            assert outlet.put(content(1)) == 0
+        assert box.shut()
+        assert box.shut()
+    with Inbox(SIZE) as box:
+        assert box.shut()
+        assert Outlet.open(box.path) is None, "a writer that comes too late"
+
+
+def test_the_lock_of_a_killed_writer_ends_with_it() -> None:
+    with Inbox(SIZE) as box:
+        script = (
+            "from tts.ipc.inbox import Outlet; o = Outlet.open({!r}); print(1, flush=1); input()"
+        )
+        command = [sys.executable, "-c", script.format(box.path)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"1\n"
+            assert not box.shut()
+            writer.kill()
+            writer.wait()
+            assert box.shut()
 
 
 def test_an_inbox_leaves_no_file_and_no_descriptor() -> None:

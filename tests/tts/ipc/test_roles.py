@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +16,15 @@ import numpy as np
 import pytest
 import zmq
 
-from llm import ConfigError, PageTransfer, PipelineRole, Request, SamplingParams
+from llm import (
+    ConfigError,
+    PageTransfer,
+    PeerPool,
+    PipelineRole,
+    PoolHandle,
+    Request,
+    SamplingParams,
+)
 from llm.kv_cache import transfer
 from tests.fakes import build_text_checkpoint
 from tests.llm.lora.adapters import write_adapter
@@ -49,15 +59,13 @@ def test_tokens_are_those_of_one_engine(
         async with roles(text_checkpoint, prefill=prefill, **decode) as served:
             if one_by_one:
                 found = [await tokens_of(served.client, request) for request in asked]
-                # Nothing but the last page of a prompt is computed by the engine that decodes.
-                assert [cached for _, cached in found] == [
-                    (len(request.prompt_ids) - 1) // PAGE * PAGE for request in asked
-                ]
+                # Nothing of a prompt is computed by the engine that decodes.
+                assert [cached for _, cached in found] == [len(r.prompt_ids) for r in asked]
                 assert [tokens for tokens, _ in found] == expected
             else:
                 assert await parts.all_tokens(served.client, asked) == expected
             assert served.sent == [served.received]
-            assert served.received == sum((len(r.prompt_ids) - 1) // PAGE for r in asked)
+            assert served.received == sum(-(-len(r.prompt_ids) // PAGE) for r in asked)
             await served.check_released()
 
     run(scenario)
@@ -67,15 +75,170 @@ def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
     async def scenario() -> None:
         async with roles(text_checkpoint) as served:
             short, long = (Request(f"r{n}", prompt(1, n), SamplingParams(seed=1)) for n in (60, 90))
-            assert (await tokens_of(served.client, short))[1] == 48
-            assert served.sent == [3]
-            assert (await tokens_of(served.client, long))[1] == 80
-            assert served.sent == [5]
-            again = await tokens_of(served.client, long)
-            assert served.sent == [5]
+            assert (await tokens_of(served.client, short))[1] == 60
+            assert served.sent == [4]
+            tokens, num_cached = await tokens_of(served.client, long)
+            assert num_cached == 90
+            assert served.sent == [7], "three pages are there"
+            assert await tokens_of(served.client, long) == (tokens, 80)
+            assert served.sent == [7], "less than a page is missing"
             other = Request("salted", long.prompt_ids, long.sampling, cache_salt="other")
-            assert await tokens_of(served.client, other) == again
-            assert served.sent == [10]
+            assert await tokens_of(served.client, other) == (tokens, 90)
+            assert served.sent == [13]
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_pages_are_written_into_the_pool(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool of a CPU is a file that the other engine maps, as it maps a GPU's memory."""
+    ways = parts.ways_of_pages(monkeypatch)
+
+    async def scenario() -> None:
+        asked = requests()
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint, count=2) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert ways == {parts.WRITTEN}
+            assert sum(served.sent) == served.received == 36
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_pool_that_cannot_be_mapped_is_not_written(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ways = parts.ways_of_pages(monkeypatch)
+    monkeypatch.setattr(PageTransfer, "share", lambda self: PoolHandle(128, "/proc/1/fd/99999"))
+
+    async def scenario() -> None:
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            assert await parts.all_tokens(served.client, asked) == expected
+            assert ways == {parts.INBOX}
+            await served.check_released()
+
+    run(scenario)
+    assert caplog.text.count("pages go over the host's memory") == 1
+
+
+def test_pages_that_arrive_otherwise_are_not_used(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies between some GPUs report success and change nothing."""
+    ways = parts.ways_of_pages(monkeypatch)
+    monkeypatch.setattr(PeerPool, "write", lambda self, pages, own_pages: None)
+
+    async def scenario() -> None:
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            found = [(await tokens_of(served.client, request))[0] for request in asked]
+            assert found == expected
+            assert ways == {parts.WRITTEN, parts.INBOX}
+            await served.check_released()
+
+    run(scenario)
+    assert caplog.text.count("did not arrive in this engine's pool") == 1
+
+
+def num_mapped() -> int:
+    """Return how often pools are mapped in this process, by their owners and by writers."""
+    return Path("/proc/self/maps").read_text().count("memfd:sonant-kv")
+
+
+def test_the_pool_of_a_reader_that_is_gone_is_unmapped(text_checkpoint: Path) -> None:
+    """Else its memory would outlive its process, which is started again and needs as much."""
+
+    async def scenario() -> None:
+        (asked,) = requests(count=1)
+        base = new_base()
+        async with parts.prefill_engine(text_checkpoint, base):
+            local = parts.client_of(text_checkpoint, PipelineRole.DecodeOnly)
+            own = num_mapped()
+            client = await DecodeClient.connect(local, [base])
+            await tokens_of(client, asked)
+            assert num_mapped() == own + 1
+            client._prefills[0]._link._break()
+            await wait_until(lambda: num_mapped() == own)
+            await wait_until(lambda: client._prefills[0].takes_work)
+            await tokens_of(client, replace(asked, cache_salt="again"))
+            assert num_mapped() == own + 1
+            await client.close()
+            await wait_until(lambda: num_mapped() == own)
+
+    run(scenario)
+
+
+def test_requests_that_end_at_once(text_checkpoint: Path) -> None:
+    """At their first token, which the other engine may have sampled; and with log-probabilities,
+    which it does not send.
+    """
+
+    async def scenario() -> None:
+        sampling = SamplingParams(seed=3, max_tokens=6, ignore_eos=True)
+        (first,) = await parts.oracle(text_checkpoint, [Request("f", prompt(1, 90), sampling)])
+        cases = {
+            "one": replace(sampling, max_tokens=1),
+            "stop": replace(sampling, ignore_eos=False, stop_token_ids=first[:1]),
+            "later": replace(sampling, ignore_eos=False, stop_token_ids=first[1:2]),
+            "least": replace(sampling, stop_token_ids=first[:1], ignore_eos=False, min_tokens=3),
+            "scored": replace(sampling, top_logprobs=2),
+        }
+        asked = [Request(name, prompt(1, 90), params) for name, params in cases.items()]
+        own = parts.client_of(text_checkpoint, PipelineRole.PrefillAndDecode)
+        expected = [await parts.chunks_of(own, request) for request in asked]
+        await own.close()
+        async with roles(text_checkpoint) as served:
+            for request, chunks in zip(asked, expected, strict=True):
+                salted = replace(request, cache_salt=request.request_id)
+                found = await parts.chunks_of(served.client, salted)
+                assert parts.outputs(found) == parts.outputs(chunks), request.request_id
+                assert found[-1].output_tokens == chunks[-1].output_tokens
+                assert found[-1].prompt_tokens == 90
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "lost"])
+def test_pages_that_may_be_written_are_not_used(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The request ends, or is computed here, while the other engine still writes its pages."""
+    begun, may_end = threading.Event(), threading.Event()
+    write_to = PageTransfer.write_to
+
+    def slowly(self: PageTransfer, *arguments: Any) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        write_to(self, *arguments)
+
+    async def scenario() -> None:
+        (asked,) = requests(length=200, count=1)
+        (expected,) = await parts.oracle(text_checkpoint, [asked])
+        monkeypatch.setattr(PageTransfer, "write_to", slowly)
+        async with roles(text_checkpoint) as served:
+            kv = served.local.engine.pipeline.kv_manager
+            running = asyncio.create_task(tokens_of(served.client, asked))
+            await asyncio.to_thread(begun.wait, 60)
+            if end == "cancelled":
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            else:
+                served.client._prefills[0]._link._break()
+                assert (await running)[0] == expected
+            await asyncio.sleep(0.2)
+            assert kv.num_transfers == 1, "its pages are held"
+            may_end.set()
+            await served.check_released()
+            again = Request("again", asked.prompt_ids, asked.sampling, cache_salt="again")
+            await wait_until(lambda: served.client._prefills[0].takes_work)
+            assert (await tokens_of(served.client, again))[0] == expected
             await served.check_released()
 
     run(scenario)
@@ -85,10 +248,12 @@ def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
 def test_pages_travel_in_messages_without_shared_memory(
     text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
+    ways = parts.ways_of_pages(monkeypatch)
+
     async def scenario() -> None:
         asked = requests(count=2)
         expected = await parts.oracle(text_checkpoint, asked)
-        base = new_tcp_base() if place == "another machine" else new_base()
+        base = new_base() if place == "no shared memory" else new_tcp_base()
         if place == "no shared memory":
             monkeypatch.setattr(inbox, "FOLDER", tmp_path / "missing")
         elif place == "full":
@@ -98,7 +263,8 @@ def test_pages_travel_in_messages_without_shared_memory(
         async with roles(text_checkpoint, bases=[base]) as served:
             assert await parts.all_tokens(served.client, asked) == expected
             assert served.sent == [served.received]
-            assert served.received == 10
+            assert served.received == 12
+            assert ways == {parts.MESSAGE}
             await served.check_released()
 
     run(scenario)
@@ -108,14 +274,16 @@ def test_many_parts_use_the_slots_in_turn(
     text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of 24 pages, in parts of one page, through five slots."""
+    ways = parts.ways_of_pages(monkeypatch)
 
     async def scenario() -> None:
         monkeypatch.setattr("llm.kv_cache.transfer.PART_BYTES", 1)
         asked = requests(length=370, count=3)
         expected = await parts.oracle(text_checkpoint, asked)
-        async with roles(text_checkpoint) as served:
+        async with roles(text_checkpoint, bases=[new_tcp_base()]) as served:
             assert await parts.all_tokens(served.client, asked) == expected
-            assert served.received == 3 * 23
+            assert served.received == 3 * 24
+            assert ways == {parts.INBOX}
             assert not [*inbox.FOLDER.glob(f"sonant-pages-{os.getpid()}-*")]
             await served.check_released()
 
@@ -188,24 +356,6 @@ def test_a_prompt_without_room_waits_in_the_scheduler(
             assert await tokens_of(served.client, asked) == (expected, 0)
             rest = [chunk async for chunk in chunks]
             assert tuple(t for chunk in (first, *rest) for t in chunk.token_ids) == later
-            await served.check_released()
-
-    run(scenario)
-
-
-def test_an_empty_answer_leaves_the_prompt_to_this_engine(
-    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other engine has lost the pages again, or could not claim them."""
-
-    async def scenario() -> None:
-        asked = requests(count=2)
-        expected = await parts.oracle(text_checkpoint, asked)
-        async with roles(text_checkpoint) as served:
-            transfer = served.prefills[0].local.engine.transfer
-            monkeypatch.setattr(transfer, "claim", lambda *arguments: None)
-            assert await parts.all_tokens(served.client, asked) == expected
-            assert served.received == 0
             await served.check_released()
 
     run(scenario)
@@ -335,7 +485,9 @@ def test_closing_the_iterator_early_releases_the_pages(text_checkpoint: Path) ->
     run(scenario)
 
 
-@pytest.mark.parametrize("wrong", ["too short", "too many pages", "no such slot"])
+@pytest.mark.parametrize(
+    "wrong", ["too short", "too many pages", "no such slot", "too many written"]
+)
 def test_wrong_pages_are_not_used(
     text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
@@ -344,13 +496,14 @@ def test_wrong_pages_are_not_used(
         expected = await parts.oracle(text_checkpoint, asked)
         if wrong == "too short":
             monkeypatch.setattr(PageTransfer, "read", lambda self, pages: np.zeros(7, np.uint8))
-        elif wrong == "too many pages":
+        elif wrong.startswith("too many"):
             part = prefill_client.PagePart
-            too_many = lambda n, content, is_last: part(99, content, -1, is_last)  # noqa: E731
+            too_many = lambda n, *rest, **named: part(99, *rest, **named)  # noqa: E731
             monkeypatch.setattr(prefill_client, "PagePart", too_many)
         else:
             monkeypatch.setattr(inbox.Outlet, "put", lambda outlet, data: prefill_client.NUM_SLOTS)
-        async with roles(text_checkpoint) as served:
+        base = new_base() if wrong == "too many written" else new_tcp_base()
+        async with roles(text_checkpoint, bases=[base]) as served:
             assert await parts.all_tokens(served.client, asked) == expected
             assert served.received == 0
             await served.check_released()
@@ -369,6 +522,7 @@ def invalid_messages(name: str) -> list[bytes]:
         Prefill(name, 2, asked, 10**9, "/etc/passwd"),
         Prefill(name, 3, asked, 0, f"{inbox.FOLDER}/../../etc/passwd"),
         Prefill(name, 4, asked, 0, "x" * 100_000),
+        Prefill(name, 5, asked, 0, "", PoolHandle(10**9, "/etc/passwd"), (1, 2)),
         Cancel(name, 10**9),
     ]
     return [b"", b"\x00" * 40, b"\xc1" * 1000, *map(encode, works)]
@@ -395,7 +549,7 @@ def test_invalid_messages_do_no_harm(text_checkpoint: Path) -> None:
                             await asyncio.to_thread(sender.send, message)
                             await asyncio.sleep(0.01)
                 assert await parts.all_tokens(served.client, asked) == expected
-                assert served.received == 15
+                assert served.received == 18
                 link.close()
             await prefill.servers[0].wait_idle(0.01)
             await served.check_released()
@@ -471,7 +625,7 @@ def test_prompts_of_adapters_are_computed_where_they_decode(
         assert expected[0] != expected[1]
         async with roles(text_checkpoint, prefill=lora, **lora) as served:
             assert await parts.all_tokens(served.client, [plain, adapted]) == expected
-            assert served.received == 5  # of the plain one
+            assert served.received == 6  # of the plain one
 
     run(scenario)
 
@@ -482,7 +636,8 @@ def test_a_lost_reader_leaves_no_pages_behind(text_checkpoint: Path) -> None:
     async def scenario() -> None:
         asked = requests(length=300, count=4)
         expected = await parts.oracle(text_checkpoint, asked)
-        async with roles(text_checkpoint, prefill=CHUNKS) as served:
+        large = {"num_pages": 400}  # all of the claims at once
+        async with roles(text_checkpoint, prefill=CHUNKS, cache=large) as served:
             running = asyncio.create_task(parts.all_tokens(served.client, asked))
             await wait_until(lambda: served.prefills[0].servers[0].num_streams == 4)
             served.client._prefills[0]._link._break()

@@ -52,9 +52,14 @@ def pid_of(process: Process, name: str) -> int:
     return int(re.findall(rf"{name} is (?:ready|back), process (\d+)", process.log)[-1])
 
 
+def num_mapped(pid: int) -> int:
+    """Return how many pools of other processes an engine for prompts maps."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:sonant-kv")
+
+
 def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path, server: str) -> None:
     """Its audio is that of one engine, also when one of its engines for prompts is killed, and
-    when none is left; a drained one comes back.
+    when none is left; a drained one comes back. The pool of a killed engine is unmapped.
     """
 
     async def scenario() -> None:
@@ -76,6 +81,14 @@ def test_a_server_with_engines_for_prompts(tiny_checkpoint: Path, server: str) -
             assert await audio_of(address) == expected[0]
             await process.logged(f"prefill-0 was ended by SIGKILL; starting it again in {SOON_S} s")
             await process.logged("prefill-0 is back")
+            os.kill(pid_of(process, "engine-0"), signal.SIGKILL)
+            await process.logged("engine-0 is back")
+            assert await audio_of(address) == expected[0]
+
+            async def maps_what_is_there() -> bool:
+                return num_mapped(pid_of(process, "prefill-0")) <= 2
+
+            await until(maps_what_is_there)
             os.kill(pid_of(process, "prefill-0"), signal.SIGTERM)
             await process.logged("prefill-0 has drained; starting it again")
             assert await audio_of(address) == expected[0]
