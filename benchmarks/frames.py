@@ -92,7 +92,8 @@ def measure(name: str, batches: Sequence[int], values: dict[str, Any], repeat: i
         runner.initialize()
     decoder, device = runner.loaded_model.frame_decoder, runner.device
     assert decoder is not None
-    sampler = DeviceFrameSampler(decoder, device, max(batches), max(batches))
+    level = runner.session.kernels().launch_level
+    sampler = DeviceFrameSampler(decoder, device, max(batches), max(batches), level)
     model, captured = runner.loaded_model, sampler.captured
     assert captured is not None
     for count in batches:

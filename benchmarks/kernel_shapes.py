@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,12 @@ from torch import Tensor
 from llm.batch import ForwardBatch, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.float8 import normalise_quantized
+from llm.kernels.packed import FEW_ROWS_WARPS, packed_gated_product, packed_product
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
-from llm.kernels.tuning import blocks_for, packed_blocks
-from llm.kernels.words import Words
+from llm.kernels.tuning import MAX_ROWS, blocks_for
+from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -87,13 +89,20 @@ class Product:
         bits, group, has_minimums = PACKED[self.packed]
         return count * bits // 8 + count // group * SCALE_BYTES * (1 + has_minimums)
 
-    def blocks(self, rows: int) -> Blocks | None:
-        """Return the tile sizes that a model uses."""
+    def blocks(self, rows: int, *, in_half: bool = False) -> Blocks | None:
+        """Return the tile sizes that a model uses, of float8 also those for sums in float16."""
         if self.packed:
-            bits = PACKED[self.packed][0]
-            return packed_blocks(self.num_out, self.num_in, rows, parts=self.parts, bits=bits)
+            block_in = UNITS * UNIT_BITS // PACKED[self.packed][0]
+            return Blocks(OUTPUTS, block_in, FEW_ROWS_WARPS) if rows <= MAX_ROWS else None
         width = self.weight_width
-        return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
+        return blocks_for(
+            self.num_out,
+            self.num_in,
+            rows,
+            parts=self.parts,
+            weight_bytes=width,
+            in_half=in_half,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +192,8 @@ class WeightsOfProduct:
                 return torch.addmm(out, x, weight.t(), out=out)
             return F.linear(x, weight)
         assert method.blocks is not None
+        if isinstance(weight, Words):
+            return self._packed_product(weight, level)
         if item.parts == 2:
             return gated_product(
                 x, weight, method.blocks, scales=scales, gain=gain, epsilon=EPSILON, level=level
@@ -198,6 +209,15 @@ class WeightsOfProduct:
             adds=item.is_added,
             level=level,
         )
+        return out
+
+    def _packed_product(self, weight: Words, level: int) -> Tensor:
+        """Compute the product of a few rows."""
+        item, x, out, gain = self.item, self._x, self._out, self._gain
+        if item.parts == 2:
+            return packed_gated_product(x, weight, gain=gain, epsilon=EPSILON, level=level)
+        normed: dict[str, Any] = {"gain": gain, "epsilon": EPSILON} if item.is_normed else {}
+        packed_product(x, weight, out, adds=item.is_added, level=level, **normed)
         return out
 
     def _layers_product(self, matrix: Matrix) -> Tensor:
@@ -297,12 +317,14 @@ def _norm(model: Model) -> RMSNorm:
 def random_words(num_out: int, num_in: int, kind: str, scale: float) -> Words:
     """Return a packed matrix of random bits, whose weights have about this deviation."""
     bits, group, has_minimums = PACKED[kind]
-    bounds, shape = (-(2**31), 2**31), (num_out, num_in * bits // 32)
+    block = UNITS * UNIT_BITS // bits
+    tiles, blocks = -(-num_out // OUTPUTS), -(-num_in // block)
+    bounds, shape = (-(2**31), 2**31), (tiles, blocks, 2, 32, UNITS)
     values = torch.randint(*bounds, shape, dtype=torch.int32, device=DEVICE)
-    scales = torch.rand(num_out, num_in // group, device=DEVICE).add_(0.5).mul_(scale)
-    scales.div_(2**bits / 12**0.5)
+    groups = (tiles, blocks, 8, max(1, block // group), 2)
+    scales = torch.rand(groups, device=DEVICE).add_(0.5).mul_(scale).div_(2**bits / 12**0.5)
     minimums = scales.mul(-(2 ** (bits - 1))).half() if has_minimums else None
-    return Words(values, scales.half(), minimums, bits)
+    return Words(values, scales.half(), minimums, bits, (num_out, num_in))
 
 
 def _matrix(num_out: int, num_in: int, *, scale: float, form: str) -> Matrix:

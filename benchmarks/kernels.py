@@ -30,7 +30,6 @@ from benchmarks.kernel_shapes import (
 from benchmarks.report import Figure, Report, arguments, publish
 from llm.kernels.blocks import Blocks
 from llm.kernels.registry import KernelSet
-from llm.kernels.words import UNIT_BITS
 
 ROWS = (1, 2)
 MAX_ERROR = 0.02
@@ -39,10 +38,10 @@ VENDOR = ProductMethod()
 
 def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
     """Return methods with tiles of 64 to 256 bytes a thread, one per program or shared by a few
-    programs. A packed matrix is cut along its inputs, too.
+    programs; of a packed matrix the only one.
     """
     if item.packed:
-        yield from packed_methods(item, rows)
+        yield ProductMethod(item.blocks(rows))
         return
     block_in = item.num_in & -item.num_in
     block_in = min(block_in if block_in >= 512 else 1024, 2048)
@@ -61,28 +60,6 @@ def methods(item: Product, rows: int) -> Iterator[ProductMethod]:
             if per_processor * warps > 16 or (rows > 2 and programs and per_thread > 64):
                 continue
             yield ProductMethod(Blocks(block_out, block_in, warps, programs))
-
-
-def packed_methods(item: Product, rows: int) -> Iterator[ProductMethod]:
-    """Return methods with 3 to 32 units of 16 bytes a thread."""
-    unit = UNIT_BITS // PACKED[item.packed][0]
-    units = -(-item.num_in // unit)
-    most = 1 << (units - 1).bit_length()
-    for warps, block_out, width in itertools.product(
-        (2, 4, 8, 16), (2, 4, 8, 16, 32), (most, most // 2, most // 4)
-    ):
-        chunks = -(-units // width)
-        per_thread = item.parts * block_out * chunks * width / (warps * 32)
-        if width > 32 * warps or not 3 <= per_thread <= 32 or rows * chunks * width > 64 * warps:
-            continue
-        tiles = -(-item.num_out // block_out)
-        for per_processor in (0, 1, 2, 4):
-            programs = per_processor * 132
-            if programs * 3 > tiles * 2 or per_processor * warps > 16:
-                continue
-            if programs and per_thread > 16:
-                continue
-            yield ProductMethod(Blocks(block_out, width * unit, warps, programs))
 
 
 @dataclass(frozen=True, slots=True)

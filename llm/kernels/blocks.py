@@ -9,15 +9,30 @@ from dataclasses import dataclass
 class Blocks:
     """A program multiplies tiles of `block_out` outputs, with all inputs in chunks of `block_in`.
 
-    `programs` share the tiles in turn; 0: one program per tile.
+    `programs` share the tiles in turn; 0: one program per tile. `in_half`: products of float8 are
+    added by chunks in float16.
     """
 
     block_out: int
     block_in: int
     num_warps: int
     programs: int = 0
+    in_half: bool = False
 
     def grid(self, num_out: int) -> int:
         """Return the number of programs."""
         tiles = -(-num_out // self.block_out)
         return min(tiles, self.programs) if self.programs else tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A program multiplies `block_out` outputs, and one of `splits` parts of the inputs in chunks
+    of `block_in`, of which `stages` are on their way.
+    """
+
+    block_out: int
+    splits: int
+    block_in: int
+    num_warps: int
+    stages: int

@@ -99,12 +99,11 @@ def _launch(
     level: int,
     gain: Tensor | None = None,
     epsilon: float = 0,
-    added: Tensor | ScaledProduct | None = None,
+    added: ScaledProduct | None = None,
 ) -> Float8Rows:
     scaled = x if added is None else added
     factors = scaled[1:] if isinstance(scaled, ScaledProduct) else None
     x = x.values if isinstance(x, ScaledProduct) else x
-    added = added.values if isinstance(added, ScaledProduct) else added
     num_rows = len(x)
     level = level_for(level, num_rows)
     values = x.new_empty(num_rows, size, dtype=FLOAT8)
@@ -112,7 +111,7 @@ def _launch(
     block = triton.next_power_of_2(size)
     _quantize_kernel[(num_rows,)](
         x,
-        x if added is None else added,
+        x if added is None else added.values,
         (x, x) if factors is None else factors,
         x if gain is None else gain,
         values,
@@ -140,7 +139,7 @@ def normalise_quantized(
     gain: Tensor,
     epsilon: float,
     *,
-    added: Tensor | ScaledProduct | None = None,
+    added: ScaledProduct | None = None,
     level: int = 0,
 ) -> Float8Rows:
     """Round rows [T, K] of x / √(Σx² + epsilon) × gain, after `added` [T, K] is added to x."""

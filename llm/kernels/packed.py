@@ -1,122 +1,300 @@
-"""Products with packed matrices for many rows, on tensor cores.
+"""Products with packed matrices (`packed.cu`), on tensor cores.
 
-A program expands tiles of the matrix in registers, to the numbers that `Words.expand` rounds to the
-format of x, and multiplies one place of the words after another with its inputs. As in
-`llm.kernels.invariant` the matrix is the left operand, and no program sums a part of the inputs: a
-row's result does not depend on the other rows.
+Numbers of one and two rows are multiplied as they are, as integers: x, times the gain of a norm, is
+split into three digits of 8 bits, relative to the greatest of its block of inputs, which tensor
+cores multiply at once with the matrix's numbers. The integers' sums are exact, and those of groups
+are float32. The functions also do what comes before and after, as those of `llm.kernels.products`
+and `llm.kernels.projections`.
+
+More rows are bfloat16, and so is each number without its scale, which is exact; sums are float32,
+and a result does not depend on the other rows. Many rows are multiplied by BLAS, after a part of
+the matrix was written to memory in bfloat16, each number rounded once.
 """
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
-import triton
-import triton.language as tl
+import torch
 from torch import Tensor
 
-from llm.kernels.invariant import FEW_PROGRAMS, MIN_ROWS
-from llm.kernels.words import Words
+from llm.batch import KVSlots
+from llm.kernels.cuda import CudaKernel
+from llm.kernels.tuning import MAX_ROWS
+from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 
-BLOCK_WORDS = 32  # of a row of the matrix; the order of sums depends on it
+SOURCE = "packed.cu"
+MANY_ROWS = 65  # from here on BLAS multiplies
+ROWS_OF_TILE = 8
+FEW_ROWS_WARPS = 16
+HALF_BYTES = 512  # of a block
+STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
+EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
+MAX_TILES = 8  # of outputs, of a program for few rows
+MAX_INPUTS = 24_576  # of few rows: their digits are in a program's shared memory
+SHARED_BYTES = 200 * 1024
+X_PADDING = 32
+END_BYTES = 32
+PAIR_OF_128 = 0x43004300  # bfloat16
 
 
-def multiply_packed(x: Tensor, weight: Words, out: Tensor) -> None:
-    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], both contiguous."""
-    num_rows, num_in = x.shape
-    num_out = weight.shape[0]
-    if num_rows == 0:
-        return
-    blocks = blocks_for(num_rows, num_out)
-    grid = (triton.cdiv(num_out, blocks["block_out"]), triton.cdiv(num_rows, blocks["block_rows"]))
-    lows = weight.minimums
-    _multiply[grid](
-        x,
-        (weight.values, weight.scales, x if lows is None else lows),
-        out,
-        num_rows,
-        num_out,
-        IN=num_in,
-        BITS=weight.bits,
-        GROUP=weight.group_size,
-        ZERO=weight.zero,
-        HAS_MINIMUMS=lows is not None,
-        block_words=BLOCK_WORDS,
-        **blocks,
+class _Arguments(ctypes.Structure):
+    """`Arguments` of `packed.cu`."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "gain", "values", "scales", "lows", "out", "bias", "rotations")
+        ),
+        *((name, ctypes.c_void_p) for name in ("keys", "kv_values", "slots")),
+        *((name, ctypes.c_longlong) for name in ("by_page", "by_offset", "by_head")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in")),
+        *((name, ctypes.c_int) for name in ("num_tiles", "num_blocks")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("level", "adds", "is_float")),
+        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "head_size", "page_size")),
+        ("pair_of_128", ctypes.c_uint),
     )
 
 
-def blocks_for(num_rows: int, num_out: int) -> dict[str, Any]:
-    """Return the parameters that no sum's order depends on."""
-    rows = max(MIN_ROWS, triton.next_power_of_2(num_rows))
-    if rows <= 32:
-        return {"block_rows": rows, "block_out": 64, "num_stages": 4}
-    if rows == 64 or triton.cdiv(num_rows, 128) * triton.cdiv(num_out, 128) < FEW_PROGRAMS:
-        return {"block_rows": 64, "block_out": 64, "num_stages": 3}
-    return {"block_rows": 128, "block_out": 128, "num_stages": 2, "num_warps": 8}
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Macros of `packed.cu`."""
+
+    bits: int
+    groups: int
+    wide: bool
+    lows: bool
+    parts: int = 1
+    rows: int = 0
+    tiles: int = 0
+    outs: int = 1
+    stages: int = 1
+    heads: bool = False
+
+    def macros(self) -> dict[str, int]:
+        """Return the macros by their names in the source."""
+        return {field.name.upper(): int(getattr(self, field.name)) for field in fields(self)}
+
+    @property
+    def function(self) -> str:
+        """Name in the source."""
+        return "few_rows" if self.rows else "rows" if self.tiles else "expand"
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program."""
+        return FEW_ROWS_WARPS if self.rows else 8
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a block, and of the inputs of many rows, in shared memory."""
+        scales = 2 * OUTPUTS * self.groups * (1 + self.wide)
+        block = 2 * HALF_BYTES + scales * (1 + self.lows)
+        return self.outs * block + self.tiles * OUTPUTS * self.block
+
+    @property
+    def block(self) -> int:
+        """Inputs of a block."""
+        return UNITS * UNIT_BITS // self.bits
+
+    def shared_bytes(self, num_blocks: int, num_tiles: int = 1) -> int:
+        """Bytes of a program's shared memory, with so many tiles of outputs of all parts."""
+        slots = self.num_warps * self.stages * self.slot_bytes
+        if not self.rows:
+            sums = 4 * self.num_warps * self.tiles * ROWS_OF_TILE * self.outs * OUTPUTS
+            return max(slots, sums)
+        digits = 3 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks
+        sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
+        ends = END_BYTES * num_tiles // self.parts * OUTPUTS
+        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums + ends)
 
 
-@triton.jit
-def load_by_word(
-    parts: tl.tensor,
-    outs: tl.tensor,
-    units: tl.tensor,
-    num_out: tl.tensor,
-    IN: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> tl.tensor:
-    """Load the scales or minimums [outs, 4 × units] of the words of units; 0 beyond the matrix."""
-    UNIT: tl.constexpr = 128 // BITS
-    # Transposed, so that the thread that loads a unit loads its scale.
-    groups = outs.to(tl.int64)[None, :] * (IN // GROUP) + (units * UNIT // GROUP)[:, None]
-    groups = tl.max_contiguous(groups, [1, 1])
-    mask = (outs < num_out)[None, :] & (units < IN // UNIT)[:, None]
-    found = tl.trans(tl.load(parts + groups, mask=mask, other=0.0)).to(tl.float32)
-    repeated = tl.broadcast_to(found[:, :, None], (outs.shape[0], units.shape[0], 4))
-    return tl.reshape(repeated, (outs.shape[0], units.shape[0] * 4))
+@cache
+def _kernel(variant: Variant, device: torch.device) -> CudaKernel:
+    return CudaKernel(SOURCE, variant.function, variant.macros(), device)
 
 
-@triton.jit
-def _multiply(
-    x: tl.tensor,
-    matrix: tl.tuple,
-    out: tl.tensor,
-    num_rows: tl.tensor,
-    num_out: tl.tensor,
-    IN: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_out: tl.constexpr,
-    block_words: tl.constexpr,
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _variant(weight: Words, **others: Any) -> Variant:
+    is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
+    return Variant(weight.bits, weight.scales.shape[3], is_wide, has_lows, **others)
+
+
+def _arguments(weight: Words, out: Tensor) -> _Arguments:
+    lows = weight.minimums
+    return _Arguments(
+        values=weight.values.data_ptr(),
+        scales=weight.scales.data_ptr(),
+        lows=None if lows is None else lows.data_ptr(),
+        out=out.data_ptr(),
+        num_out=weight.shape[0],
+        num_in=weight.shape[1],
+        num_tiles=weight.values.shape[0],
+        num_blocks=weight.values.shape[1],
+        pair_of_128=PAIR_OF_128,
+    )
+
+
+def _multiply_few(
+    x: Tensor,
+    weight: Words,
+    given: _Arguments,
+    *,
+    parts: int = 1,
+    gain: Tensor | None,
+    epsilon: float,
+    bias: Tensor | None,
+    level: int,
+    heads: bool = False,
 ) -> None:
-    PLACES: tl.constexpr = 32 // BITS
-    WIDTH: tl.constexpr = IN // PLACES
-    values, scales, minimums = matrix
-    outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    rows = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
-    is_out, is_row = (outs < num_out)[:, None], (rows < num_rows)[:, None]
-    lines, tokens = outs.to(tl.int64)[:, None], x + rows.to(tl.int64)[:, None] * IN
-    sums = tl.zeros([block_out, block_rows], tl.float32)
-    for first in range(0, WIDTH, block_words):
-        places = first + tl.arange(0, block_words)
-        is_word = (places < WIDTH)[None, :]
-        mask = is_out & is_word
-        words = tl.load(values + lines * WIDTH + places[None, :], mask=mask, other=0)
-        units = first // 4 + tl.arange(0, block_words // 4)
-        scale = load_by_word(scales, outs, units, num_out, IN, BITS, GROUP)
-        minimum = scale * -ZERO
-        if HAS_MINIMUMS:
-            minimum += load_by_word(minimums, outs, units, num_out, IN, BITS, GROUP)
-        inputs = places // 4 * (4 * PLACES) + places % 4
-        for place in tl.static_range(PLACES):
-            numbers = (words >> (BITS * place)) & ((1 << BITS) - 1)
-            left = (numbers.to(tl.float32) * scale + minimum).to(x.dtype.element_ty)
-            right = tl.load(
-                tokens + (inputs + 4 * place)[None, :], mask=is_row & is_word, other=0.0
-            )
-            sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
-    targets = rows.to(tl.int64)[:, None] * num_out + outs[None, :]
-    tl.store(out + targets, tl.trans(sums), mask=is_row & tl.trans(is_out))
+    if len(x) == 0:
+        return
+    given.x, given.num_rows, given.level = x.data_ptr(), len(x), level
+    given.num_out //= parts
+    given.num_tiles //= parts
+    given.epsilon = epsilon
+    given.gain = None if gain is None else gain.data_ptr()
+    given.bias = None if bias is None else bias.data_ptr()
+    programs = max(
+        min(given.num_tiles, _processors(x.device)), -(-given.num_tiles * parts // MAX_TILES)
+    )
+    tiles = -(-given.num_tiles // programs) * parts
+    sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
+    blocks = -(-tiles * given.num_blocks // sizes.num_warps)
+    room = min(STAGE_BYTES, SHARED_BYTES - sizes.shared_bytes(given.num_blocks, tiles))
+    stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
+    variant = replace(sizes, stages=stages)
+    shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
+    _kernel(variant, x.device).launch(
+        (programs, 1), 32 * variant.num_warps, shared_bytes, given, is_early=level > 0
+    )
+
+
+def is_few(weight: Words, num_rows: int) -> bool:
+    """Return whether the functions for few rows take so many."""
+    return num_rows <= MAX_ROWS and weight.shape[1] <= MAX_INPUTS
+
+
+def packed_product(
+    x: Tensor,
+    weight: Words,
+    out: Tensor,
+    *,
+    gain: Tensor | None = None,
+    epsilon: float = 0.0,
+    bias: Tensor | None = None,
+    adds: bool = False,
+    level: int = 0,
+) -> None:
+    """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`, for one or two
+    rows; `out` is bfloat16 or float32.
+
+    With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain.
+    """
+    given = _arguments(weight, out)
+    given.adds, given.is_float = int(adds), int(out.dtype is torch.float32)
+    _multiply_few(x, weight, given, gain=gain, epsilon=epsilon, bias=bias, level=level)
+
+
+def packed_gated_product(
+    x: Tensor, weight: Words, *, gain: Tensor, epsilon: float, level: int = 0
+) -> Tensor:
+    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up, N a multiple
+    of 16, and one or two rows x, which are normalised.
+    """
+    out = x.new_empty(len(x), weight.shape[0] // 2)
+    given = _arguments(weight, out)
+    _multiply_few(x, weight, given, parts=2, gain=gain, epsilon=epsilon, bias=None, level=level)
+    return out
+
+
+def packed_heads(
+    x: Tensor,
+    weight: Words,
+    rotations: Tensor,
+    target: KVSlots,
+    *,
+    gain: Tensor,
+    epsilon: float,
+    num_heads: int,
+    bias: Tensor | None = None,
+    level: int = 0,
+) -> Tensor:
+    """Return rotated queries [T, H, D] of one or two rows x [T, K], which are normalised; store
+    keys and values, bfloat16, in their slots.
+
+    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2].
+    """
+    _, page_size, num_kv_heads, size = target.keys.shape
+    query = x.new_empty(len(x), num_heads, size)
+    given = _arguments(weight, query)
+    given.rotations = rotations.data_ptr()
+    given.keys, given.kv_values = target.keys.data_ptr(), target.values.data_ptr()
+    given.slots = target.slots.data_ptr()
+    given.by_page, given.by_offset, given.by_head = target.keys.stride()[:3]
+    given.heads, given.kv_heads = num_heads, num_kv_heads
+    given.head_size, given.page_size = size, page_size
+    _multiply_few(x, weight, given, gain=gain, epsilon=epsilon, bias=bias, level=level, heads=True)
+    return query
+
+
+def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool = False) -> None:
+    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], both contiguous, x bfloat16, `out` bfloat16 or
+    float32. `in_one_order`: many rows are multiplied by the kernel of few, too.
+    """
+    num_rows = len(x)
+    if num_rows == 0:
+        return
+    if num_rows >= MANY_ROWS and not in_one_order:
+        _multiply_expanded(x, weight, out)
+        return
+    tiles = min(4, 1 << (-(-num_rows // ROWS_OF_TILE) - 1).bit_length())
+    given = _arguments(weight, out)
+    given.x, given.num_rows = x.data_ptr(), num_rows
+    given.is_float = int(out.dtype is torch.float32)
+    # Several tiles of outputs share the inputs in memory, if enough programs are left.
+    outs = tiles
+    while outs > 1 and given.num_tiles < outs * _processors(x.device):
+        outs //= 2
+    sizes = _variant(weight, tiles=tiles, outs=outs)
+    blocks = -(-given.num_blocks // sizes.num_warps)
+    room = (STAGE_BYTES if outs == 1 else 2 * STAGE_BYTES) // (sizes.num_warps * sizes.slot_bytes)
+    variant = replace(sizes, stages=max(1, min(blocks, 4, room)))
+    grid = (-(-given.num_tiles // outs), -(-num_rows // (tiles * ROWS_OF_TILE)))
+    shared_bytes = variant.shared_bytes(given.num_blocks)
+    _kernel(variant, x.device).launch(grid, 32 * variant.num_warps, shared_bytes, given)
+
+
+def _multiply_expanded(x: Tensor, weight: Words, out: Tensor) -> None:
+    """Multiply by BLAS, a part of the outputs after another: the expanded part stays in the
+    cache.
+    """
+    num_in = weight.shape[1]
+    step = max(1, EXPANDED_BYTES // (2 * num_in * OUTPUTS))
+    matrix = torch.empty(step * OUTPUTS, num_in, dtype=torch.bfloat16, device=x.device)
+    for first in range(0, weight.values.shape[0], step):
+        part = weight.tiles(first, first + step)
+        start, stop = first * OUTPUTS, first * OUTPUTS + part.shape[0]
+        expanded = expand(part, matrix[: part.shape[0]]).t()
+        target = out[:, start:stop]
+        if out.dtype is x.dtype:
+            torch.mm(x, expanded, out=target)
+        else:  # written in the wider format without rounding in between
+            torch.mm(x, expanded, out_dtype=out.dtype, out=target)
+
+
+def expand(weight: Words, out: Tensor) -> Tensor:
+    """Write the matrix to `out` in bfloat16, each number rounded once."""
+    variant = _variant(weight)
+    given = _arguments(weight, out)
+    grid = (-(-given.num_tiles * given.num_blocks // variant.num_warps), 1)
+    _kernel(variant, out.device).launch(grid, 32 * variant.num_warps, 0, given)
+    return out

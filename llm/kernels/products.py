@@ -21,17 +21,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.kernels.blocks import Blocks
 from llm.kernels.peers import put_summed
 from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
-from llm.kernels.words import Words
 from llm.parallel.peer_memory import Mailbox
-
-PACKED_REGISTERS = 128  # of a thread: four programs of four warps fit on a processor
 
 
 @triton.jit
 def _few_rows_kernel(
     x: tl.tensor,
     gain: tl.tensor,
-    matrix: tl.tuple,
+    weight: tl.tensor,
+    weight_scales: tl.tensor,
     values: tl.tuple,
     num_rows: tl.tensor,
     num_out: tl.tensor,
@@ -46,43 +44,41 @@ def _few_rows_kernel(
     LOOPS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
     IS_FLOAT8: tl.constexpr,
-    PACKED: tl.constexpr,
+    IN_HALF: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     """Multiply. `END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
     if LEVEL == 2:
         gdc_launch_dependents()
     tile = tl.program_id(0)
-    tiles = load_tiles(matrix, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN, PACKED)
-    factors = load_factors(matrix[1], tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
+    tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
+    factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
     if LEVEL > 0:
         gdc_wait()
     rows, scales = load_rows(
-        x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN, IS_FLOAT8, PACKED
+        x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN, IS_FLOAT8, IN_HALF
     )
     if LEVEL == 1:
         gdc_launch_dependents()
     if LOOPS:
         while tile * BLOCK_OUT < num_out:
             following = tile + tl.num_programs(0)
-            factors = load_factors(matrix[1], tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
-            next_tiles = load_tiles(
-                matrix, following, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN, PACKED
-            )
+            factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
+            next_tiles = load_tiles(weight, following, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
             for t in tl.static_range(ROWS):
-                products = multiply(tiles, factors, rows[t], scales[t], num_rows, PACKED)
+                products = multiply(tiles, factors, rows[t], scales[t])
                 END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
             tiles = next_tiles
             tile = following
     else:
         for t in tl.static_range(ROWS):
-            products = multiply(tiles, factors, rows[t], scales[t], num_rows, PACKED)
+            products = multiply(tiles, factors, rows[t], scales[t])
             END(products, values, tile, t, num_rows, num_out, BLOCK_OUT, OPTIONS)
 
 
 def launch_few_rows(
     x: Tensor,
-    weight: Tensor | Words,
+    weight: Tensor,
     blocks: Blocks,
     end: Any,
     values: tuple[Any, ...],
@@ -99,12 +95,12 @@ def launch_few_rows(
     With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
     `scales` [parts × N], and rows of x are rounded to float8.
     """
-    num_out = weight.shape[0] // parts
-    matrix, packed = _operands(weight, scales, x)
+    num_out = len(weight) // parts
     _few_rows_kernel[(blocks.grid(num_out),)](
         x,
         x if gain is None else gain,
-        matrix,
+        weight,
+        x if scales is None else scales,
         values,
         len(x),
         num_out,
@@ -119,24 +115,11 @@ def launch_few_rows(
         LOOPS=blocks.programs > 0,
         HAS_GAIN=gain is not None,
         IS_FLOAT8=scales is not None,
-        PACKED=packed,
+        IN_HALF=blocks.in_half,
         LEVEL=level,
         num_warps=blocks.num_warps,
-        # Without a limit the compiler takes so many that fewer programs fit on a processor.
-        maxnreg=PACKED_REGISTERS if packed[0] and len(x) == 1 else None,
         launch_pdl=level > 0,
     )
-
-
-def _operands(
-    weight: Tensor | Words, scales: Tensor | None, unused: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-    """Return values, scales and minimums (`unused` where there are none), and `PACKED`."""
-    if isinstance(weight, Tensor):
-        return (weight, unused if scales is None else scales, unused), (0, 0, 0)
-    lows = weight.minimums
-    packed = (weight.bits, weight.group_size, int(lows is not None))
-    return (weight.values, weight.scales, unused if lows is None else lows), packed
 
 
 @triton.jit
@@ -167,7 +150,7 @@ def _put(
 
 def product(
     x: Tensor,
-    weight: Tensor | Words,
+    weight: Tensor,
     out: Tensor,
     blocks: Blocks,
     *,
@@ -201,7 +184,7 @@ def product(
 def add_summed_product(
     x: Tensor,
     y: Tensor,
-    weight: Tensor | Words,
+    weight: Tensor,
     blocks: Blocks,
     mailbox: Mailbox,
     *,
@@ -242,7 +225,7 @@ def _put_gated(
 
 def gated_product(
     x: Tensor,
-    weight: Tensor | Words,
+    weight: Tensor,
     blocks: Blocks,
     *,
     scales: Tensor | None = None,
@@ -254,7 +237,7 @@ def gated_product(
 
     x may be normalised, and both be float8, as in `launch_few_rows`.
     """
-    out = x.new_empty(len(x), weight.shape[0] // 2)
+    out = x.new_empty(len(x), len(weight) // 2)
     launch_few_rows(
         x,
         weight,

@@ -18,7 +18,6 @@ from llm.batch import KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.heads import pages_of, rotate_pairs, store_heads
 from llm.kernels.products import launch_few_rows
-from llm.kernels.words import Words
 
 
 @triton.jit
@@ -63,7 +62,7 @@ def _put_heads(
 
 def project_heads(
     x: Tensor,
-    weight: Tensor | Words,
+    weight: Tensor,
     rotations: Tensor,
     target: KVSlots,
     blocks: Blocks,

@@ -4,17 +4,20 @@ On an H200 every thread should load 128 to 256 bytes at once, in few and small p
 next kernel's programs fit on the device at the same time. Only for long rows of the matrix should
 programs process several tiles. From three rows on BLAS is as fast.
 
-For float8 weights 16 rows of the matrix in chunks of 512 inputs were the fastest on an H100, or for
-long rows what loads 256 bytes a thread. More chunks are added in float16 that way.
+For float8 weights the rules follow from the compiled code, and have not been timed: a program's own
+work on the row costs as much as that on 200 bytes of weights a thread, so threads load as many
+bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
+program has one tile. With sums in float16 16 rows of the matrix in chunks of 512 inputs were the
+fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks are added that way.
 
-Those for packed matrices follow from the compiled code, too. A program's threads are along the
-inputs, so that each holds only the inputs of one unit of 16 bytes of each output.
+From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
+found with all of its kernels in one graph on an H100: each program fills most of a processor's
+shared memory, so that the next kernel's programs do not share one while others have none.
 """
 
 from __future__ import annotations
 
-from llm.kernels.blocks import Blocks
-from llm.kernels.words import UNIT_BITS
+from llm.kernels.blocks import Blocks, Tiles
 
 MAX_ROWS = 2
 MAX_BLOCK_IN = 2048
@@ -22,23 +25,31 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
-FLOAT8_OUTPUTS, FLOAT8_BLOCK_IN = 16, 512
-FLOAT8_INPUTS = 2048  # up to here four warps
-PACKED_UNITS = 16  # units of 16 bytes that a thread loads at once, by row
+HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
+HALF_INPUTS = 2048  # up to here four warps
+MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
+SPLIT_PROGRAMS = 128  # one for nearly every processor
+SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
 
 
 def blocks_for(
-    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, weight_bytes: int = 2
+    num_out: int,
+    num_in: int,
+    num_rows: int,
+    *,
+    parts: int = 1,
+    weight_bytes: int = 2,
+    in_half: bool = False,
 ) -> Blocks | None:
     """Return the tile sizes for `parts` matrices [num_out, num_in] of numbers of 2 bytes, or of 1
-    (float8); None: BLAS is faster.
+    (float8, and then perhaps `in_half`); None: BLAS is faster.
     """
     if num_rows > MAX_ROWS:
         return None
     is_long, is_float8 = num_in >= LONG_INPUTS, weight_bytes == 1
-    if is_float8 and not is_long and num_in % FLOAT8_BLOCK_IN == 0:
-        num_warps = 4 if num_in <= FLOAT8_INPUTS else 8
-        return Blocks(FLOAT8_OUTPUTS // parts, FLOAT8_BLOCK_IN, num_warps)
+    if in_half and not is_long and num_in % HALF_BLOCK_IN == 0:
+        num_warps = 4 if num_in <= HALF_INPUTS else 8
+        return Blocks(HALF_OUTPUTS // parts, HALF_BLOCK_IN, num_warps, in_half=True)
     num_warps = 8 if is_long and not is_float8 else 4
     thread_bytes = LONG_THREAD_BYTES if is_long else THREAD_BYTES
     lines = num_warps * 32 * thread_bytes // (parts * num_in * weight_bytes)
@@ -46,24 +57,21 @@ def blocks_for(
     if num_out >= MANY_OUTPUTS:
         block_out = max(block_out, 8)
     programs = LONG_PROGRAMS if is_long and num_rows == 1 and not is_float8 else 0
-    return Blocks(block_out, _block_in(num_in), num_warps, programs)
+    return Blocks(block_out, _block_in(num_in), num_warps, programs, in_half)
 
 
-def packed_blocks(
-    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, bits: int = 4
-) -> Blocks | None:
-    """Return the tile sizes for `parts` packed matrices [num_out, num_in]; None: the kernel of many
-    rows is faster.
+def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:
+    """Return the tiles of `llm.kernels.split_products` for `parts` matrices [num_out, num_in].
+
+    `is_whole`: the inputs are not divided, as with two parts.
     """
-    if num_rows > MAX_ROWS:
-        return None
-    unit = UNIT_BITS // bits
-    threads = 1 << (-(-num_in // unit) - 1).bit_length()
-    num_warps = min(max(threads // 32, 4), 8)
-    block_in = min(threads, num_warps * 32) * unit
-    per_output = parts * -(-num_in // block_in) * max(num_rows, 1)
-    block_out = min(max(_power_below(PACKED_UNITS // per_output), 2), 16)
-    return Blocks(block_out, block_in, num_warps)
+    block_in = min(128, max(16, 1 << (num_in - 1).bit_length()))
+    if parts == 2 or is_whole:
+        return Tiles(32, 1, block_in, 4, 4)
+    chunks = -(-num_in // block_in)
+    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
+    splits = -(-chunks // -(-chunks // wanted))  # none without inputs
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, 4)
 
 
 def _power_below(number: int) -> int:

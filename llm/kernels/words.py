@@ -1,11 +1,17 @@
 """`Words`: a matrix of 4 or 8 bits with scales of groups, as the kernels of a GPU read it.
 
-    inputs of a unit       0 .. 3 | 4 .. 7 | ...       (4 bits: 32 inputs; 8 bits: 16)
-    its four words    bits 0 .. 3 | 4 .. 7 | ...       (8 bits: 0 .. 7 | 8 .. 15 | ...)
+A block of 1,024 bytes holds 16 outputs and 4 units of inputs, 32 in each of 4 bits or 16 of 8. It
+is what a warp multiplies with four (8 bits: two) instructions of its tensor cores: lane 4 g + t
+reads the words t of all units, of output g from the first half and of g + 8 from the second.
 
-A row is divided into units of 16 bytes, which a thread loads at once. A unit is four 32-bit words,
-and word j holds the numbers of the inputs j, j + 4, j + 8 and so on, the first in its lowest bits:
-so one place of the four words belongs to four consecutive inputs.
+    word t of a unit                  inputs t × 8 .. (8 bits: t × 4 ..) of the unit
+    bits of the word                  0  4  8 12 |16 20 24 28
+    4 bits: input                     0  2  4  6 | 1  3  5  7
+    8 bits: input                     0  .  2  . | 1  .  3  .
+
+So the words' bits 0 to 3 and 16 to 19 belong to two neighbours, after a shift by 4 to the next two
+(8 bits: to the upper halves), and so on. Outputs and inputs that fill the last blocks are 0, also
+their scales.
 """
 
 from __future__ import annotations
@@ -13,11 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-WORDS = 4  # of a unit
-WORD_BITS = 32
-UNIT_BITS = WORDS * WORD_BITS
+OUTPUTS = 16  # of a block
+UNITS = 4
+UNIT_BITS = 128  # of one output
+PLACES = {4: (0, 16, 4, 20, 8, 24, 12, 28), 8: (0, 16, 8, 24)}
+"""Lowest bit of the number of each input of a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +35,11 @@ class Words:
     stored number u of `bits` bits.
     """
 
-    values: Tensor  # int32 [out, in × bits / 32]
-    scales: Tensor  # [out, groups] in float16 if that is exact, else float32
+    values: Tensor  # int32 [tiles of outputs, blocks, 2 halves, 32 lanes, 4 units]
+    scales: Tensor  # [tiles, blocks, 8, groups of a block, 2]: float16 if exact, else float32
     minimums: Tensor | None  # the same
     bits: int  # 4 or 8
+    shape: tuple[int, int]  # [out, in]
 
     @classmethod
     def pack(cls, numbers: Tensor, scales: Tensor, minimums: Tensor | None, bits: int) -> Words:
@@ -38,25 +48,19 @@ class Words:
         `in` is a multiple of the inputs of a unit, which are at most those of a group.
         """
         num_out, num_in = numbers.shape
-        places = WORD_BITS // bits
-        units = numbers.view(num_out, -1, places, WORDS)
-        values = torch.zeros(num_out, num_in // places // WORDS, WORDS, dtype=torch.int32)
-        values = values.to(numbers.device)
-        for place in range(places):
-            values |= units[:, :, place].int() << bits * place
-        others = [narrowed(part) for part in (scales, minimums) if part is not None]
-        return cls(values.flatten(1), others[0], others[1] if len(others) > 1 else None, bits)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in]."""
-        num_out, width = self.values.shape
-        return num_out, width * WORD_BITS // self.bits
-
-    @property
-    def group_size(self) -> int:
-        """Number of inputs of a group."""
-        return self.shape[1] // self.scales.shape[1]
+        block = UNITS * UNIT_BITS // bits
+        missing = (0, -num_in % block, 0, -num_out % OUTPUTS)
+        tiled = F.pad(numbers, missing)
+        tiled = tiled.view((num_out + missing[3]) // OUTPUTS, 2, 8, -1, UNITS, 4, 32 // bits)
+        words = torch.zeros(tiled.shape[:-1], dtype=torch.int32, device=numbers.device)
+        for index, place in enumerate(PLACES[bits]):
+            words |= tiled[..., index].int() << place
+        # [tiles, half, g, blocks, units, t] to [tiles, blocks, half, g, t, units]
+        values = words.permute(0, 3, 1, 2, 5, 4).flatten(3, 4).contiguous()
+        parts = narrowed([scales] if minimums is None else [scales, minimums])
+        others = [_tiled(part, num_in, block) for part in parts]
+        shape = num_out, num_in
+        return cls(values, others[0], others[1] if minimums is not None else None, bits, shape)
 
     @property
     def zero(self) -> int:
@@ -71,19 +75,51 @@ class Words:
         parts = [self.values, self.scales, *([] if self.minimums is None else [self.minimums])]
         return sum(part.nbytes for part in parts)
 
+    def tiles(self, start: int, stop: int) -> Words:
+        """Return 16 times so many outputs, without a copy."""
+        own = slice(start, stop)
+        minimums = None if self.minimums is None else self.minimums[own]
+        shape = min(stop * OUTPUTS, self.shape[0]) - start * OUTPUTS, self.shape[1]
+        return Words(self.values[own], self.scales[own], minimums, self.bits, shape)
+
     def expand(self) -> Tensor:
         """Return the matrix in float32."""
-        places = torch.arange(0, WORD_BITS, self.bits, device=self.values.device)
-        words = self.values.view(len(self.values), -1, 1, WORDS)
-        numbers = (words >> places.int()[:, None]) & ((1 << self.bits) - 1)
-        grouped = numbers.flatten(1).view(len(words), self.scales.shape[1], -1)
-        found = (grouped - self.zero).float().mul_(self.scales.float()[..., None])
+        tiles, blocks = self.values.shape[:2]
+        words = self.values.view(tiles, blocks, 2, 8, 4, UNITS)
+        mask = (1 << self.bits) - 1
+        numbers = torch.stack([words >> place & mask for place in PLACES[self.bits]], dim=-1)
+        # [tiles, blocks, half, g, t, units, inputs] to [tiles, half, g, blocks, units, t × inputs]
+        grouped = numbers.permute(0, 2, 3, 1, 5, 4, 6).flatten(5)
+        grouped = grouped.reshape(tiles, 2, 8, blocks, self.scales.shape[3], -1)
+        found = (grouped - self.zero).float().mul_(_by_output(self.scales))
         if self.minimums is not None:
-            found += self.minimums.float()[..., None]
-        return found.flatten(1)
+            found += _by_output(self.minimums)
+        num_out, num_in = self.shape
+        return found.flatten(3).flatten(0, 2)[:num_out, :num_in].contiguous()
 
 
-def narrowed(values: Tensor) -> Tensor:
-    """Return float32 values in float16 if no value changes."""
-    half = values.half()
-    return half if torch.equal(half.float(), values) else values.contiguous()
+def _tiled(values: Tensor, num_in: int, block: int) -> Tensor:
+    """Return scales [out, groups] as `Words` holds them. Groups of more than a block are
+    repeated.
+    """
+    group = num_in // values.shape[1]
+    if group > block:
+        values, group = values.repeat_interleave(group // block, 1), block
+    per_block = block // group
+    values = F.pad(values, (0, -values.shape[1] % per_block, 0, -len(values) % OUTPUTS))
+    tiled = values.view(len(values) // OUTPUTS, 2, 8, -1, per_block)
+    return tiled.permute(0, 3, 2, 4, 1).contiguous()
+
+
+def _by_output(parts: Tensor) -> Tensor:
+    """Return scales or minimums in float32 [tiles, 2, 8, blocks, groups, 1]."""
+    return parts.permute(0, 4, 2, 1, 3)[..., None].float()
+
+
+def narrowed(parts: list[Tensor]) -> list[Tensor]:
+    """Return float32 values in float16 if none of them changes."""
+    halves = [part.half() for part in parts]
+    is_exact = all(
+        torch.equal(half.float(), part) for half, part in zip(halves, parts, strict=True)
+    )
+    return halves if is_exact else parts

@@ -9,7 +9,7 @@ The second half of a layer with experts stays as it is written: what it computes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,19 +39,35 @@ def _(inputs: Tensor, weights: Tensor, scales: Tensor | None, minimums: Tensor |
 
 @torch.library.custom_op("sonant::multiply_packed", mutates_args=())
 def traced_packed(
-    x: Tensor, values: Tensor, scales: Tensor, minimums: Tensor | None, bits: int
+    x: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    minimums: Tensor | None,
+    bits: int,
+    shape: Sequence[int],
+    in_one_order: bool,
 ) -> Tensor:
     """Compute `kernels.packed.multiply_packed` in a function that torch traces."""
     from llm.kernels.packed import multiply_packed
 
-    out = x.new_empty(x.shape[0], values.shape[0])
-    multiply_packed(x.contiguous(), Words(values, scales, minimums, bits), out)
+    num_out, num_in = shape
+    out = x.new_empty(x.shape[0], num_out)
+    words = Words(values, scales, minimums, bits, (num_out, num_in))
+    multiply_packed(x.contiguous(), words, out, in_one_order=in_one_order)
     return out
 
 
 @traced_packed.register_fake
-def _(x: Tensor, values: Tensor, scales: Tensor, minimums: Tensor | None, bits: int) -> Tensor:
-    return x.new_empty(x.shape[0], values.shape[0])
+def _(
+    x: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    minimums: Tensor | None,
+    bits: int,
+    shape: Sequence[int],
+    in_one_order: bool,
+) -> Tensor:
+    return x.new_empty(x.shape[0], shape[0])
 
 
 class Compiler:

@@ -5,13 +5,13 @@
 
 Its keys and values live for one frame, and every row attends to its own. Products are those of the
 language model: on a CPU, and with `batch_invariant`, a row's codes do not depend on the other rows.
+On a GPU some tens of rows have kernels of their own (`llm.layers.split_depth`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,13 @@ from llm.layers.decoder import DecoderLayer, LogitsHead, Rotary
 from llm.layers.linear import Linear
 from llm.layers.stack import create_stack
 from llm.request import FrameShape
+
+
+class Frames(Protocol):
+    """Frames of B rows, of which some codes are known."""
+
+    def next_logits(self, codes: Tensor) -> Tensor:
+        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
 
 
 class DepthTransformer:
@@ -45,20 +52,43 @@ class DepthTransformer:
         self.shape = shape
         self.embedding = embedding
         self.projection = projection
-        stack = create_stack(layers, None, kernels)
-        self.layers: Sequence[Any] = stack.layers
+        self.kernels = kernels
+        positions = torch.arange(shape.num_codebooks, device=embedding.device)
+        self.rotations = rotary.at(positions)  # [K, 1, D/2]
+        self.attention = layers[0].attention.shape
+        self.layers: Sequence[Any] = layers
+        self._split: Any = None
+        self.num_kernel_products = 0
+        if kernels:
+            from llm.layers import split_depth  # imports Triton
+
+            fused = [split_depth.FrameLayer(layer, kernels) for layer in layers]
+            self.layers = fused
+            self.num_kernel_products = sum(layer.num_kernel_products for layer in fused)
+            if "multiply_split" in kernels:
+                self._split = split_depth.SplitDepth.create(self, layers, heads, kernels)
         ends = [create_stack((), head, kernels) for head in heads]
         self.heads = [end.head for end in ends if end.head is not None]
-        self.num_kernel_products = sum(part.num_kernel_products for part in (stack, *ends))
-        self.rotary = rotary
-        self.attention = layers[0].attention.shape
-        self.kernels = kernels
+        self.num_kernel_products += sum(end.num_kernel_products for end in ends)
 
-    def begin(self, hidden: Tensor) -> DepthFrames:
+    def begin(self, hidden: Tensor) -> Frames:
         """Begin frames at hidden states [B, H]."""
+        if self._split is not None and self._split.takes(len(hidden)):
+            split: Frames = self._split.begin(hidden)
+            return split
         frames = DepthFrames(self, hidden)
         frames.feed(hidden.clone() if self.projection is None else hidden)
         return frames
+
+    def new_cache(self, hidden: Tensor) -> Tensor:
+        """Return memory for keys and values [L, 2, B, K, Hkv, D] of frames."""
+        attention = self.attention
+        heads = (attention.num_kv_heads, attention.head_dim)
+        return hidden.new_empty(len(self.layers), 2, len(hidden), self.shape.num_codebooks, *heads)
+
+    def table(self, code: int) -> Tensor:
+        """Return the embeddings [V, H] of a code, followed by those of later ones."""
+        return self.embedding[first_row(self.shape, code) :]
 
 
 def first_row(shape: FrameShape, codebook: int) -> int:
@@ -73,25 +103,14 @@ class DepthFrames:
 
     def __init__(self, model: DepthTransformer, hidden: Tensor) -> None:
         self._model = model
-        attention, positions = model.attention, model.shape.num_codebooks
-        num_rows, num_layers = len(hidden), len(model.layers)
-        shape = (num_layers, 2, num_rows, positions, attention.num_kv_heads, attention.head_dim)
-        self._cache = hidden.new_empty(shape)
-        numbers = torch.arange(positions, device=hidden.device).repeat_interleave(num_rows)
-        self._rotations = model.rotary.at(numbers).split(num_rows)
-        self._num_fed = 0
+        self.cache = model.new_cache(hidden)
+        self.rotations = model.rotations
+        self.num_fed = 0
 
     def next_logits(self, codes: Tensor) -> Tensor:
-        """Return float32 [B, V] logits of the code that follows `codes` [B].
-
-        V is the size of the first codebook; of a smaller one the logits end with -inf.
-        """
-        model, book = self._model, self._num_fed - 1
-        shape = model.shape
-        x = self.feed(F.embedding(codes, model.embedding[first_row(shape, book) :]))
-        logits = model.heads[book](x)
-        missing = shape.codebook_size - logits.shape[1]
-        return F.pad(logits, (0, missing), value=-math.inf) if missing else logits
+        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+        model, book = self._model, self.num_fed - 1
+        return model.heads[book](self.feed(F.embedding(codes, model.table(book))))
 
     def feed(self, inputs: Tensor) -> Tensor:
         """Feed inputs [B, H] at the next position; return the last layer's output.
@@ -100,9 +119,12 @@ class DepthFrames:
         """
         model = self._model
         x = inputs if model.projection is None else model.projection(inputs)
+        rotations = model.rotations[self.num_fed : self.num_fed + 1]
+        if not model.kernels:  # one for each row: torch computes a row with those of all alike
+            rotations = rotations.expand(len(x), -1, -1).contiguous()
         for layer in model.layers:
-            layer(x, self._rotations[self._num_fed], self)
-        self._num_fed += 1
+            layer(x, rotations, self)
+        self.num_fed += 1
         return x
 
     def slots(self, layer: int) -> KVSlots | None:
@@ -114,13 +136,8 @@ class DepthFrames:
 
         Products and sums are separate: a matrix product's order of sums may depend on B.
         """
-        cache, last, kernels = self._cache[layer], self._num_fed + 1, self._model.kernels
-        if "attend_frame" in kernels:
-            from llm.kernels.frames import attend_frame  # imports Triton
-
-            level = kernels.launch_level
-            return attend_frame(query, key_value, cache, self._num_fed, level=level)
-        cache[:, :, self._num_fed] = key_value.transpose(0, 1)
+        cache, last = self.cache[layer], self.num_fed + 1
+        cache[:, :, self.num_fed] = key_value.transpose(0, 1)
         keys, values = cache[:, :, :last].transpose(2, 3).unsqueeze(3)  # [B, Hkv, 1, P, D]
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = key_value.shape[2]

@@ -7,11 +7,12 @@
     mlp_norm, gate_up, silu × up     gated_product               normalise, BLAS, gate
     down, x.add_                     product (adds)              BLAS (adds)
 
-Of a packed matrix the products of many rows are computed by `llm.kernels.packed`, not BLAS.
+Of a packed matrix all products are those of `llm.kernels.packed`.
 
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
-by `llm.kernels.float8`, whose result is the input of the product. BLAS multiplies the rounded
-numbers; the next kernel applies their scales, and what is added to x is added before the next norm.
+by `llm.kernels.float8`, whose result is the input of the product. With scaled_product BLAS only
+multiplies the rounded numbers: the next kernel applies their scales, and what is added to x is
+added before the next norm.
 
 With several ranks the products that are added to x are sums over ranks: few rows are summed in the
 product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
@@ -27,40 +28,99 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from llm.batch import KVCacheInputs
+from llm.batch import KVCacheInputs, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.packed import multiply_packed
+from llm.kernels.packed import (
+    is_few,
+    multiply_packed,
+    packed_gated_product,
+    packed_heads,
+    packed_product,
+)
 from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows, ScaledProduct
-from llm.kernels.tuning import MAX_ROWS, blocks_for, packed_blocks
-from llm.kernels.words import Words
+from llm.kernels.tuning import MAX_ROWS, blocks_for
+from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
 from llm.parallel.group import Group
 
 
 class Matrix(NamedTuple):
-    """A linear layer without adapters, in floating point, float8 or packed."""
+    """A linear layer without adapters, in floating point, float8 or packed. Its methods are the
+    kernels for few rows, and return False or None for more.
+    """
 
     weight: Tensor | Words  # [N, K]
     bias: Tensor | None = None  # [N]
     scales: Tensor | None = None  # [N] of a float8 weight
+    in_half: bool = False  # its products are added in float16
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
-        """Return the tile sizes of its product with so many rows; None: BLAS is faster."""
+        """Return the tile sizes of a product that is not packed; None: BLAS is faster."""
+        assert isinstance(self.weight, Tensor)
         num_out, num_in = self.weight.shape
-        if isinstance(self.weight, Words):
-            bits = self.weight.bits
-            return packed_blocks(num_out // parts, num_in, num_rows, parts=parts, bits=bits)
-        weight_bytes = self.weight.dtype.itemsize
+        width = self.weight.dtype.itemsize
         return blocks_for(
-            num_out // parts, num_in, num_rows, parts=parts, weight_bytes=weight_bytes
+            num_out // parts,
+            num_in,
+            num_rows,
+            parts=parts,
+            weight_bytes=width,
+            in_half=self.in_half,
+        )
+
+    def multiply(
+        self, x: Tensor, out: Tensor, norm: RMSNorm | None, level: int, *, adds: bool = False
+    ) -> bool:
+        """Compute out = norm(x) Wᵀ (+ bias), or add it to `out`."""
+        given: dict[str, Any] = {"bias": self.bias, "adds": adds, "level": level}
+        if norm is not None:
+            given |= {"gain": norm.gain, "epsilon": norm.epsilon}
+        if isinstance(self.weight, Words):
+            if not is_few(self.weight, len(x)):
+                return False
+            packed_product(x, self.weight, out, **given)
+            return True
+        blocks = self.blocks(len(x))
+        if blocks is not None:
+            product(x, self.weight, out, blocks, scales=self.scales, **given)
+        return blocks is not None
+
+    def gated(self, x: Tensor, norm: RMSNorm, level: int) -> Tensor | None:
+        """Return silu(gate (norm x)) × up (norm x) for a matrix of gate and up."""
+        given: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "level": level}
+        if isinstance(self.weight, Words):
+            if not is_few(self.weight, len(x)):
+                return None
+            return packed_gated_product(x, self.weight, **given)
+        blocks = self.blocks(len(x), parts=2)
+        if blocks is None:
+            return None
+        return gated_product(x, self.weight, blocks, scales=self.scales, **given)
+
+    def project(
+        self, x: Tensor, norm: RMSNorm, rotations: Tensor, target: KVSlots, **given: Any
+    ) -> Tensor | None:
+        """Return rotated queries, and store keys and values; `given` are `num_heads` and `level` of
+        `project_heads`.
+        """
+        others: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "bias": self.bias}
+        if isinstance(self.weight, Words):
+            if not is_few(self.weight, len(x)) or target.keys.dtype is not x.dtype:
+                return None
+            return packed_heads(x, self.weight, rotations, target, **others, **given)
+        blocks = self.blocks(len(x))
+        if blocks is None:
+            return None
+        return project_heads(
+            x, self.weight, rotations, target, blocks, scales=self.scales, **others, **given
         )
 
 
@@ -94,6 +154,8 @@ def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | Non
     matrix = matrix_of(linear) if name in kernels else None
     if matrix is None or isinstance(matrix.weight, Words):
         return matrix
+    if matrix.scales is not None:
+        return matrix._replace(in_half="scaled_product" in kernels)
     return matrix if matrix.weight.dtype.itemsize <= 2 else None
 
 
@@ -103,11 +165,11 @@ def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> An
     return function(x, norm.gain, norm.epsilon, level=level)
 
 
-def scaled_product(linear: Linear, x: Tensor | Float8Rows) -> Any:
-    """Return a layer's product, as a `ScaledProduct` where BLAS computes it from rounded rows."""
-    if isinstance(linear, Float8Linear) and linear.uses_blas and isinstance(x, Float8Rows):
-        return linear.multiply(x)
-    return linear(x)  # type: ignore[arg-type]
+def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
+    """Return a layer whose products of many rows are each a `ScaledProduct`; None: it is none."""
+    if "scaled_product" in kernels and isinstance(linear, Float8Linear) and linear.uses_blas:
+        return linear
+    return None
 
 
 class NormedProduct:
@@ -118,55 +180,40 @@ class NormedProduct:
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
+        self._scaling = scaling_layer(linear, kernels)
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return [T, N] for x [T, K], in `out` if given, which may have another number format."""
         matrix, norm = self.matrix, self.norm
-        blocks = None if matrix is None else matrix.blocks(len(x))
-        if matrix is None or blocks is None:
-            if out is None:
-                return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
-            normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
-            if matrix is None or matrix.bias is not None:
-                return out.copy_(self._linear(normed))
-            if isinstance(matrix.weight, Words):
-                multiply_packed(normed, matrix.weight, out)
-                return out
-            if not x.is_cuda:
-                return out.copy_(self._linear(normed))
-            # The product is written in the wider format without rounding in between.
-            return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
+        if matrix is not None and len(x) <= MAX_ROWS:
+            target = x.new_empty(len(x), matrix.weight.shape[0]) if out is None else out
+            if matrix.multiply(x, target, norm, self._level):
+                return target
         if out is None:
-            out = x.new_empty(len(x), matrix.weight.shape[0])
-        product(
-            x,
-            matrix.weight,
-            out,
-            blocks,
-            scales=matrix.scales,
-            gain=norm.gain,
-            epsilon=norm.epsilon,
-            bias=matrix.bias,
-            level=self._level,
-        )
-        return out
+            return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
+        normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
+        if matrix is None or matrix.bias is not None:
+            return out.copy_(self._linear(normed))
+        if isinstance(matrix.weight, Words):
+            multiply_packed(normed, matrix.weight, out)
+            return out
+        if not x.is_cuda:
+            return out.copy_(self._linear(normed))
+        # The product is written in the wider format without rounding in between.
+        return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
-        if not self._is_float8 or (self.matrix is not None and self.matrix.blocks(len(x))):
+        if self._scaling is None or (self.matrix is not None and len(x) <= MAX_ROWS):
             return self(x)
-        normed = normed_input(x, self.norm, self._level, is_float8=True)
-        found: Tensor | ScaledProduct = scaled_product(self._linear, normed)
-        return found
+        return self._scaling.multiply(normed_input(x, self.norm, self._level, is_float8=True))
 
 
-def add(x: Tensor, added: Tensor | ScaledProduct | None, level: int) -> None:
+def add(x: Tensor, added: ScaledProduct | None, level: int) -> None:
     """Add to x [T, N] what is left to add."""
-    if isinstance(added, ScaledProduct):
+    if added is not None:
         add_scaled(x, added, level=level)
-    elif added is not None:
-        x.add_(added)
 
 
 class GatedProduct:
@@ -178,39 +225,31 @@ class GatedProduct:
         """`quantizes`: the result of many rows is rounded for a layer that takes float8."""
         matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
+        if isinstance(gate_up, PackedLinear) and gate_up.out_features % (2 * OUTPUTS):
+            self.matrix = None
         self._norm = norm
         self._gate_up = gate_up
         self._is_float8 = takes_float8(gate_up)
-        self._quantizes = quantizes
+        self._scaling = scaling_layer(gate_up, kernels) if quantizes else None
+        self._gate = gate_quantized if quantizes else gate
         self._level = kernels.launch_level
 
-    def __call__(
-        self, x: Tensor, added: Tensor | ScaledProduct | None = None
-    ) -> Tensor | Float8Rows:
+    def __call__(self, x: Tensor, added: ScaledProduct | None = None) -> Tensor | Float8Rows:
         """Return [T, I] for x [T, K], after `added` is added to x."""
         matrix, norm, level = self.matrix, self._norm, self._level
         if added is not None and self._is_float8:
             normed = normalise_quantized(x, norm.gain, norm.epsilon, added=added, level=level)
             return self._gated(normed)
         add(x, added, level)
-        if matrix is not None:
-            blocks = matrix.blocks(len(x), parts=2)
-            if blocks is not None:
-                return gated_product(
-                    x,
-                    matrix.weight,
-                    blocks,
-                    scales=matrix.scales,
-                    gain=norm.gain,
-                    epsilon=norm.epsilon,
-                    level=level,
-                )
+        found = None if matrix is None else matrix.gated(x, norm, level)
+        if found is not None:
+            return found
         return self._gated(normed_input(x, norm, level, is_float8=self._is_float8))
 
     def _gated(self, normed: Any) -> Tensor | Float8Rows:
-        if self._quantizes:
-            return gate_quantized(scaled_product(self._gate_up, normed), level=self._level)
-        return gate(self._gate_up(normed), level=self._level)
+        if self._scaling is not None:
+            return gate_quantized(self._scaling.multiply(normed), level=self._level)
+        return self._gate(self._gate_up(normed), level=self._level)
 
 
 class AddedProduct:
@@ -228,12 +267,14 @@ class AddedProduct:
             self.matrix = kernel_matrix(linear, "product", kernels)
         if self._mailbox is not None and self.matrix is not None:
             has_room = MAX_ROWS * linear.out_features <= self._mailbox.capacity
-            if self.matrix.bias is not None or not has_room:
+            is_packed = isinstance(self.matrix.weight, Words)
+            if self.matrix.bias is not None or not has_room or is_packed:
                 self.matrix = None
         # One rank has the bias of a matrix whose inputs are split; all must exchange in one way.
         if self._mailbox is not None and not group.minimum(self.matrix is not None):
             self.matrix = None
         self._linear: Any = linear
+        self._scaling = None if self._sums else scaling_layer(linear, kernels)
         self._is_float8 = takes_float8(linear)
         self._group = group
         self._level = kernels.launch_level
@@ -242,51 +283,48 @@ class AddedProduct:
         """Add to x [T, N] the product of y [T, K]."""
         add(x, self.begin(x, y), self._level)
 
-    def begin(self, x: Tensor, y: Tensor | Float8Rows) -> Tensor | ScaledProduct | None:
+    def begin(self, x: Tensor, y: Tensor | Float8Rows) -> ScaledProduct | None:
         """Do the same, or return what still has to be added."""
-        plain, matrix, mailbox = self._plain, self.matrix, self._mailbox
-        blocks = None if matrix is None else matrix.blocks(len(x))
-        if self._is_float8 and blocks is None and not isinstance(y, Float8Rows):
+        plain, matrix = self._plain, self.matrix
+        is_few = matrix is not None and len(x) <= MAX_ROWS
+        if self._is_float8 and not is_few and not isinstance(y, Float8Rows):
             y = quantize(y, level=self._level)
+        if isinstance(y, Float8Rows) and self._scaling is not None:
+            return self._scaling.multiply(y)
         if isinstance(y, Float8Rows):
-            return self._add(x, y)
-        if matrix is not None and blocks is not None and mailbox is not None:
-            add_summed_product(
-                x, y, matrix.weight, blocks, mailbox, scales=matrix.scales, level=self._level
-            )
-        elif matrix is not None and blocks is not None:
-            product(
-                y,
-                matrix.weight,
-                x,
-                blocks,
-                scales=matrix.scales,
-                bias=matrix.bias,
-                adds=True,
-                level=self._level,
-            )
+            self._add(x, y)
+        elif is_few and matrix is not None and self._add_few(x, y, matrix):
+            return None
         elif plain is not None and not self._sums:
             torch.addmm(x, y, plain.t(), out=x)
         else:
-            return self._add(x, y)
+            self._add(x, y)
         return None
 
-    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> Tensor | ScaledProduct | None:
-        """Add to x the sum of all ranks' products, or return it."""
-        if not self._sums:
-            own: Tensor | ScaledProduct = scaled_product(self._linear, y)
-            return own
+    def _add_few(self, x: Tensor, y: Tensor, matrix: Matrix) -> bool:
+        """Add with a kernel for few rows; False: there is none."""
+        mailbox = self._mailbox
+        if mailbox is None:
+            return matrix.multiply(y, x, None, self._level, adds=True)
+        blocks, weight = matrix.blocks(len(x)), matrix.weight
+        if blocks is None or not isinstance(weight, Tensor):
+            return False
+        scales, level = matrix.scales, self._level
+        add_summed_product(x, y, weight, blocks, mailbox, scales=scales, level=level)
+        return True
+
+    def _add(self, x: Tensor, y: Tensor | Float8Rows) -> None:
+        """Add to x the sum of all ranks' products."""
         parcel = None if self._mailbox is None else self._mailbox.parcel_of(x)
         if self._mailbox is None or parcel is None:
-            found: Tensor = self._group.all_reduce(self._linear(y))
-            return found
+            x.add_(self._group.all_reduce(self._linear(y)))
+            return
         plain = self._plain
         if plain is not None and isinstance(y, Tensor):
             torch.mm(y, plain.t(), out=parcel)
         else:
             parcel.copy_(self._linear(y))
         add_parcels(x, self._mailbox, level=self._level)
-        return None
 
 
 class FusedMLP:
@@ -302,7 +340,7 @@ class FusedMLP:
         """Number of its two matrices that built-in kernels multiply with."""
         return sum(part.matrix is not None for part in (self._gate_up, self._down))
 
-    def __call__(self, x: Tensor, added: Tensor | ScaledProduct | None) -> None:
+    def __call__(self, x: Tensor, added: ScaledProduct | None) -> None:
         """Update x [T, hidden] in place, after `added` is added to it."""
         self._down(x, self._gate_up(x, added))
 
@@ -315,7 +353,7 @@ class NormedMLP:
     def __init__(self, norm: RMSNorm, mlp: MLP, kernels: KernelSet) -> None:
         self._norm, self._mlp, self._level = norm, mlp, kernels.launch_level
 
-    def __call__(self, x: Tensor, added: Tensor | ScaledProduct | None) -> None:
+    def __call__(self, x: Tensor, added: ScaledProduct | None) -> None:
         """Update x [T, hidden] in place, after `added` is added to it."""
         norm = self._norm
         add(x, added, self._level)
@@ -355,21 +393,15 @@ class FusedLayer:
         target, shape, norm = cache.slots(self._index), self._shape, self._head_norm
         matrix = self._qkv.matrix
         if self._projects and matrix is not None and target is not None:
-            blocks = matrix.blocks(len(x))
-            if blocks is not None:
-                query = project_heads(
-                    x,
-                    matrix.weight,
-                    rotations,
-                    target,
-                    blocks,
-                    scales=matrix.scales,
-                    gain=self._qkv.norm.gain,
-                    epsilon=self._qkv.norm.epsilon,
-                    bias=matrix.bias,
-                    num_heads=shape.num_heads,
-                    level=self._level,
-                )
+            query = matrix.project(
+                x,
+                self._qkv.norm,
+                rotations,
+                target,
+                num_heads=shape.num_heads,
+                level=self._level,
+            )
+            if query is not None:
                 return cache.attend_stored(self._index, query)
         found, scales = self._qkv.scaled(x), None
         if isinstance(found, ScaledProduct):

@@ -115,12 +115,12 @@ class InvariantLinear:
 
 
 class PackedLinear:
-    """A matrix in groups on a GPU. Numbers are expanded in the registers of `llm.kernels.packed`,
-    in one order of sums.
-    """
+    """A matrix in groups on a GPU, multiplied by `llm.kernels.packed`."""
 
     def __init__(self, weight: Words, *, is_invariant: bool = False) -> None:
-        """`is_invariant`: no other kernel may compute the product of a few rows."""
+        """`is_invariant`: one kernel computes the product of any number of rows, and a row's result
+        is its own.
+        """
         from llm.kernels.packed import multiply_packed
 
         self.weight = weight
@@ -133,11 +133,17 @@ class PackedLinear:
         if torch.compiler.is_compiling():
             words = self.weight
             product: Tensor = torch.ops.sonant.multiply_packed(
-                x, words.values, words.scales, words.minimums, words.bits
+                x,
+                words.values,
+                words.scales,
+                words.minimums,
+                words.bits,
+                words.shape,
+                self.is_invariant,
             )
             return product
         out = x.new_empty(len(x), self.out_features)
-        self._multiply(x.contiguous(), self.weight, out)
+        self._multiply(x.contiguous(), self.weight, out, in_one_order=self.is_invariant)
         return out
 
 

@@ -315,7 +315,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             sampler = DeviceSampler(self.vocab_size, self.device, rows, histories)
             self.token_sampler = BufferedSampler(sampler)
         else:
-            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories)
+            level = self.session.kernels().launch_level
+            self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories, level)
 
     def use_graphs(self, capture: GraphCapture) -> None:
         """Replay forwards from now on: batches up to the largest, contexts up to the size of the

@@ -14,6 +14,7 @@ has it, so that it is known before the frame is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llm.batch import ScheduledRow
@@ -39,7 +41,10 @@ class FrameInProgress(Protocol):
     """Frames of B rows, of which some codes are known."""
 
     def next_logits(self, codes: Tensor) -> Tensor:
-        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+        """Return float32 [B, V] logits of the code that follows int32 `codes` [B].
+
+        V is the size of the code's codebook.
+        """
 
 
 class FrameDecoder(Protocol):
@@ -99,7 +104,10 @@ class FrameSampler(FrameRules[FramePlan]):
         firsts = [candidates(for_first_codes(row.sampling), done, size) for row, done in pairs]
         may_end = self.shape.delays is not None
         others = [
-            row._replace(sampling=for_later_codes(row.sampling, may_end=may_end)) for row in rows
+            row._replace(
+                sampling=for_later_codes(row.sampling, self.shape.later_size, may_end=may_end)
+            )
+            for row in rows
         ]
         groups = self._sampler.groups(rows, firsts, drawn[0])
         first = SamplingPlan(len(rows), groups, self._penalties(rows, sampled))
@@ -139,6 +147,9 @@ class FrameSampler(FrameRules[FramePlan]):
         """See `TokenSampler`: int32 [B, `FrameShape.num_ids`]."""
 
         def draw(logits: Tensor, code: int) -> Tensor:
+            missing = self.shape.codebook_size - logits.shape[1]
+            if missing:  # of a codebook that is smaller than the first
+                logits = F.pad(logits, (0, missing), value=-math.inf)
             return self._sampler.sample(logits, plan.codes[code])
 
         return decode_frames(self._decoder, logits, states, draw, plan.forced, plan.texts)
@@ -171,7 +182,7 @@ def decode_frames(
     codes = [chosen(logits, 0)]
     frames = decoder.begin(states)
     for code in range(1, count):
-        codes.append(chosen(frames.next_logits(codes[-1].long()), code))
+        codes.append(chosen(frames.next_logits(codes[-1]), code))
     drawn = torch.stack(codes if texts is None else [*codes, texts], dim=1)
     if decoder.shape.ends_at_first_code:
         drawn[:, 1:] *= drawn[:, :1] != decoder.shape.end[0]
@@ -231,17 +242,21 @@ def for_first_codes(sampling: SamplingParams) -> SamplingParams:
 
 
 @lru_cache(maxsize=MAX_KNOWN)
-def for_later_codes(sampling: SamplingParams, *, may_end: bool) -> SamplingParams:
+def for_later_codes(sampling: SamplingParams, size: int, *, may_end: bool) -> SamplingParams:
     """Return the parameters of the other codes: none is penalised.
 
-    `may_end`: with delays any codebook may be the first to end, else none of the others ends a
-    sequence.
+    `size`: that of their codebooks, 0 if it is the first one's; ranges without any of their codes
+    allow all. `may_end`: with delays any codebook may be the first to end, else none of
+    the others ends a sequence.
     """
     own = sampling.later_codes or sampling
     if may_end:
         sampling = for_first_codes(sampling)
     else:
         sampling = replace(sampling, stop_token_ids=(), min_tokens=0)
+    if size and sampling.allowed_ranges:
+        ranges = [(start, min(end, size)) for start, end in sampling.allowed_ranges if start < size]
+        sampling = replace(sampling, allowed_ranges=tuple(ranges))
     return replace(
         sampling,
         temperature=own.temperature,

@@ -26,7 +26,7 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_kernels_give_the_references_tokens(seed: int) -> None:
-    compare_kernels(seed, CUDA, tile=(64, 512, 2048)[seed % 3], rows=16)
+    compare_kernels(seed, CUDA, tile=(64, 512, None)[seed % 3], rows=16)
 
 
 @pytest.mark.parametrize("seed", range(100, 105))
@@ -34,12 +34,14 @@ def test_the_same_over_a_large_vocabulary(seed: int) -> None:
     compare_kernels(seed, CUDA, TILE_COLUMNS, vocab=193_800, rows=24)
 
 
-def test_a_nucleus_of_thousands() -> None:
-    compare_late_cuts(CUDA, TILE_COLUMNS, vocab=20_000)
+@pytest.mark.parametrize(("tile", "vocab"), [(TILE_COLUMNS, 20_000), (None, 3072)])
+def test_a_nucleus_of_thousands(tile: int | None, vocab: int) -> None:
+    compare_late_cuts(CUDA, tile, vocab)
 
 
-def test_bitmasks() -> None:
-    compare_bitmasks(CUDA, TILE_COLUMNS, vocab=20_000)
+@pytest.mark.parametrize(("tile", "vocab"), [(TILE_COLUMNS, 20_000), (None, 4096)])
+def test_bitmasks(tile: int | None, vocab: int) -> None:
+    compare_bitmasks(CUDA, tile, vocab)
 
 
 def reference_tokens(seed: int, step: int) -> list[int]:

@@ -125,9 +125,10 @@ ITEMS = [
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: f"{item.model} {item.name}")
 @pytest.mark.parametrize("rows", [1, 2])
-def test_kernels_of_few_rows(item: Product, rows: int) -> None:
+@pytest.mark.parametrize("in_half", [False, True])
+def test_kernels_of_few_rows(item: Product, rows: int, in_half: bool) -> None:
     weights = WeightsOfProduct(item, rows, 1)
-    for blocks in (item.blocks(rows), Blocks(4, 1024, 8, 264)):
+    for blocks in (item.blocks(rows, in_half=in_half), Blocks(4, 1024, 8, 264, in_half)):
         assert weights.error(ProductMethod(blocks)) < 0.01
 
 

@@ -12,15 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernel_shapes import PACKED, Product, ProductMethod, WeightsOfProduct, random_words
-from benchmarks.kernels import packed_methods
+from benchmarks.kernel_shapes import Product, ProductMethod, WeightsOfProduct, random_words
+from benchmarks.kernels import methods
 from benchmarks.packed_shapes import GPTQ
 from benchmarks.shapes import Shape, llama
 from llm.batch import KVSlots
 from llm.config import PipelineConfig
-from llm.kernels.blocks import Blocks
-from llm.kernels.products import gated_product, product
-from llm.kernels.projections import project_heads
+from llm.kernels.packed import expand, is_few, packed_gated_product, packed_heads, packed_product
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import RMSNorm, Rotary, rotate_
@@ -57,11 +55,6 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def normalised(x: Tensor, gain: Tensor) -> Tensor:
-    wide = x.double()
-    return wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + EPSILON) * gain.double()
-
-
 def captured(out: Tensor, run: Callable[[], Tensor]) -> Tensor:
     """Return `out` after a replayed graph of `run`, which writes it."""
     side = torch.cuda.Stream()
@@ -77,59 +70,101 @@ def captured(out: Tensor, run: Callable[[], Tensor]) -> Tensor:
     return out
 
 
-SIZES = [(5120, 3072), (3072, 8192), (151, 896), (70, 160)]
+CASES = [
+    ("gptq", 5120, 3072),
+    ("awq", 151, 896),
+    ("q4_0", 5120, 3072),
+    ("q4_0", 70, 160),
+    ("q4_1", 70, 160),
+    ("q6_k", 151, 896),
+    ("q8_0", 70, 160),
+]
+"""Formats, outputs and inputs; every case has kernels of its own, which are compiled."""
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize(("num_out", "num_in"), SIZES)
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_product_of_few_rows(kind: str, num_out: int, num_in: int, rows: int) -> None:
-    """With the expanded numbers up to float32's rounding; no launch level changes a bit."""
-    if num_in % PACKED[kind][1]:
-        pytest.skip("groups do not divide the inputs")
+def normalised(x: Tensor, gain: Tensor) -> Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + EPSILON) * gain.double()
+
+
+@pytest.mark.parametrize(("kind", "num_out", "num_in"), CASES)
+def test_a_product_of_few_rows(kind: str, num_out: int, num_in: int) -> None:
+    """With the numbers themselves up to float32's rounding; no launch level changes a bit."""
     words = random_words(num_out, num_in, kind, num_in**-0.5)
-    x, gain, bias = normal(rows, num_in), normal(num_in), normal(num_out)
-    expected = normalised(x, gain) @ words.expand().double().t() + bias.double()
-    item = Product("model", "product", num_out, num_in, packed=kind)
-    blocks = item.blocks(rows)
-    assert blocks is not None
-    unit = 128 // words.bits
-    for cut in (blocks, Blocks(4, 32 * unit, 4), Blocks(2, 64 * unit, 8, 132)):
+    matrix = words.expand().double().t()
+    for rows in (1, 2):
+        x, gain, bias = normal(rows, num_in), normal(num_in), normal(num_out)
+        out = torch.empty(rows, num_out, device=CUDA)
+        packed_product(x, words, out)
+        assert relative_error(out, x.double() @ matrix) < 2e-6
+        packed_product(x, words, out, adds=True, bias=bias)
+        assert relative_error(out, 2 * (x.double() @ matrix) + bias.double()) < 2e-6
 
-        def run(level: int, out: Tensor, cut: Blocks = cut) -> Tensor:
-            product(x, words, out, cut, gain=gain, epsilon=EPSILON, bias=bias, level=level)
+        def run(level: int, out: Tensor = out, x: Tensor = x, gain: Tensor = gain) -> Tensor:
+            packed_product(x, words, out, gain=gain, epsilon=EPSILON, level=level)
             return out
 
-        found = run(0, torch.empty(rows, num_out, device=CUDA))
-        assert relative_error(found, expected) < 1e-5
-        out = torch.empty_like(found)
-        assert all(torch.equal(run(level, out), found) for level in (1, 2))
-        assert torch.equal(captured(out, partial(run, 2, out)), found)
+        found = run(0).clone()
+        assert relative_error(found, normalised(x, gain) @ matrix) < 2e-6
+        assert all(torch.equal(run(level), found) for level in (1, 2))
+        assert torch.equal(captured(out, partial(run, 2)), found)
+        narrow = torch.empty(rows, num_out, device=CUDA, dtype=HALF)
+        packed_product(x, words, narrow, gain=gain, epsilon=EPSILON)
+        assert torch.equal(narrow, found.to(HALF))
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "q4_0", "q8_0"])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_products_that_add_and_that_gate(kind: str, rows: int) -> None:
+@pytest.mark.parametrize("num_in", [24_576, 40_960])
+def test_rows_of_many_inputs(num_in: int) -> None:
+    words = random_words(48, num_in, "q4_0", num_in**-0.5)
+    x, gain = normal(2, num_in), normal(num_in)
+    assert is_few(words, 2) == (num_in == 24_576)
+    if is_few(words, 2):
+        out = torch.empty(2, 48, device=CUDA)
+        packed_product(x, words, out, gain=gain, epsilon=EPSILON, level=2)
+        expected = normalised(x, gain) @ words.expand().double().t()
+        assert relative_error(out, expected) < 2e-6
+    found = PackedLinear(words)(x)
+    assert relative_error(found, x.double() @ words.expand().double().t()) < 0.003
+
+
+def test_rows_of_unlike_numbers() -> None:
+    """Small numbers next to great ones, zeros, and what is not a number."""
+    words = random_words(48, 1024, "q4_0", 1 / 32)
+    x = normal(2, 1024) * torch.logspace(-12, 12, 1024, device=CUDA).to(HALF)
+    x[1, :256] = 0
+    matrix, out = words.expand().double().t(), torch.empty(2, 48, device=CUDA)
+    packed_product(x, words, out)
+    assert relative_error(out, x.double() @ matrix) < 2e-6
+    x = torch.zeros_like(x)
+    packed_product(x, words, out)
+    assert not out.any()
+    for value in (float("nan"), float("inf")):
+        x[1, 700] = value
+        packed_product(x, words, out)
+        assert not out[0].any()
+        assert not out[1].isfinite().any()
+
+
+@pytest.mark.parametrize("kind", ["gptq", "q4_1"])
+def test_a_gated_product(kind: str) -> None:
     words = random_words(2 * 512, 3072, kind, 3072**-0.5)
-    x, old = normal(rows, 3072), normal(rows, 1024)
-    expected = x.double() @ words.expand().double().t()
-    for blocks in (Blocks(4, 4096, 4), Blocks(2, 2048, 8, 132)):
-        out = old.clone()
-        product(x, words, out, blocks, adds=True, level=2)
-        assert relative_error(out, old.double() + expected) < 0.005
-        gated = gated_product(x, words, blocks, level=2)
-        gate, up = expected.chunk(2, dim=1)
-        assert relative_error(gated, F.silu(gate) * up) < 0.005
+    for rows in (1, 2):
+        x, gain = normal(rows, 3072), normal(3072)
+        gated = packed_gated_product(x, words, gain=gain, epsilon=EPSILON, level=2)
+        products = normalised(x, gain) @ words.expand().double().t()
+        gate, up = products.chunk(2, dim=1)
+        assert relative_error(gated, F.silu(gate) * up) < 0.003
 
 
-@pytest.mark.parametrize("kind", ["gptq", "q4_1", "q6_k"])
+@pytest.mark.parametrize("kind", ["gptq", "q6_k"])
 def test_every_method_of_the_benchmark_is_right(kind: str) -> None:
     for item in (
         Product("llama-3b", "down", 3072, 8192, is_added=True, packed=kind),
         Product("llama-3b", "gate-up", 8192, 3072, parts=2, is_normed=True, packed=kind),
     ):
         weights = WeightsOfProduct(item, 1, 1)
-        for method in [ProductMethod(), *list(packed_methods(item, 1))[::7]]:
+        vendor = [] if item.is_normed else [ProductMethod()]  # which does not normalise
+        for method in [*vendor, *methods(item, 1)]:
             assert weights.error(method) < 0.01, method
 
 
@@ -138,25 +173,23 @@ def test_projected_heads(rows: int) -> None:
     heads, kv_heads, size, hidden = 24, 8, 128, 3072
     x, norm = normal(rows, hidden), RMSNorm(normal(hidden), 1e-5)
     words = random_words((heads + 2 * kv_heads) * size, hidden, "gptq", hidden**-0.5)
+    bias = normal(words.shape[0])
     rotary = Rotary(RotaryConfig(size), 4096, CUDA)
     rotations = rotary.at(torch.randint(0, 4096, (rows,), device=CUDA))
-    expected = F.linear(norm(x).float(), words.expand()).to(HALF).view(rows, -1, size)
+    expected = (F.linear(norm(x).float(), words.expand()) + bias).to(HALF).view(rows, -1, size)
     rotate_(expected[:, : heads + kv_heads], rotations)
     pool, counterpart = (KVPool(1, 4, 16, kv_heads, size, HALF, "cuda") for _ in range(2))
     slots = torch.randperm(64, device=CUDA)[:rows]
     counterpart.write(0, slots, expected[:, heads:].view(rows, 2, kv_heads, size))
     target = KVSlots(pool.keys(0), pool.values(0), slots)
-    item = Product("llama-3b", "qkv", len(expected[0]) * size, hidden, packed="gptq")
-    blocks = item.blocks(rows)
-    assert blocks is not None
-    query = project_heads(
+    query = packed_heads(
         x,
         words,
         rotations,
         target,
-        blocks,
         gain=norm.gain,
         epsilon=norm.epsilon,
+        bias=bias,
         num_heads=heads,
         level=2,
     )
@@ -164,20 +197,26 @@ def test_projected_heads(rows: int) -> None:
     assert relative_error(pool.storage[0], counterpart.storage[0]) < 0.01
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize(("num_out", "num_in"), SIZES)
+@pytest.mark.parametrize(("kind", "num_out", "num_in"), CASES)
 def test_a_product_of_many_rows(kind: str, num_out: int, num_in: int) -> None:
-    """Up to bfloat16's rounding of the matrix; a row's result is its own, bit for bit."""
-    if num_in % PACKED[kind][1]:
-        pytest.skip("groups do not divide the inputs")
-    layer = PackedLinear(random_words(num_out, num_in, kind, num_in**-0.5))
+    """In one order of sums a row's result is its own, bit for bit."""
+    words = random_words(num_out, num_in, kind, num_in**-0.5)
+    layer, fast = PackedLinear(words, is_invariant=True), PackedLinear(words)
     x = normal(COUNTS[-1], num_in)
     whole = layer(x)
-    matrix = layer.weight.expand().to(HALF)
-    assert relative_error(whole, x.double() @ matrix.double().t()) < 0.003
+    expected = x.double() @ words.expand().double().t()
+    assert relative_error(whole, expected) < 0.003
     for count in COUNTS:
+        assert relative_error(fast(x[:count]), expected[:count]) < 0.005
         for first in {0, (COUNTS[-1] - count) // 2, COUNTS[-1] - count}:
             assert torch.equal(layer(x[first : first + count]), whole[first : first + count]), count
+
+
+@pytest.mark.parametrize(("kind", "num_out", "num_in"), CASES)
+def test_an_expanded_matrix(kind: str, num_out: int, num_in: int) -> None:
+    words = random_words(num_out, num_in, kind, num_in**-0.5)
+    found = expand(words, torch.empty(num_out, num_in, device=CUDA, dtype=HALF))
+    assert torch.equal(found, words.expand().to(HALF))
 
 
 def test_words_are_packed_on_the_device() -> None:
@@ -227,11 +266,11 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 20])
+@pytest.mark.parametrize("rows", [1, 2, 20])
 def test_a_packed_model_is_the_expanded_one(folder: Path, rows: int) -> None:
     """Both are as far from float32; the matrices are not expanded in memory."""
     exact = logits(runner_of(folder, "float32", "cpu"), rows)
-    expanded = runner_of(folder, "bfloat16", "cuda")
+    expanded = runner_of(folder, "bfloat16", "cuda", use_vendor_blas="true")
     error = relative_error(logits(expanded, rows), exact)
     assert error < 0.05
     for switches in SWITCHES:

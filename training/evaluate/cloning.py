@@ -34,6 +34,7 @@ LEAST_RIGHT, LEAST_COSINE, LEAST_PITCH = 0.8, 0.75, 0.9
 PITCH_SHARE = 0.15  # how far a clone's pitch may be from the clip's
 ROOM_DECAY_S, ROOM_SHARE = 0.4, 0.5  # time to a thousandth of the level, level of the echoes
 NOISE_DB = 15.0  # below the speech
+LOW_RATE = 16_000  # samples per second of a file with nothing above 8 kHz
 PHONE_HZ = 8_000  # samples per second of a telephone
 PHONE_BAND_HZ = 300.0, 3400.0
 MP3_LEVEL = 0.9  # of compression, 0 to 1: about 40 kbit/s
@@ -71,6 +72,11 @@ def noise(samples: np.ndarray, rate: int) -> bytes:
     return wav(level(samples + sound), rate)
 
 
+def low_rate(samples: np.ndarray, rate: int) -> bytes:
+    """Record as a file of a lower rate."""
+    return wav(level(soxr.resample(samples, rate, LOW_RATE)), LOW_RATE)
+
+
 def phone(samples: np.ndarray, rate: int) -> bytes:
     """Record by telephone: its band, its samples of 8 bits."""
     narrow = soxr.resample(samples, rate, PHONE_HZ)
@@ -95,7 +101,7 @@ def level(samples: np.ndarray) -> np.ndarray:
 
 
 RECORDED: Mapping[str, Callable[[np.ndarray, int], bytes]] = {
-    "clean": wav, "room": room, "noise": noise, "phone": phone, "MP3": mp3,
+    "clean": wav, "room": room, "noise": noise, "16 kHz": low_rate, "phone": phone, "MP3": mp3,
 }  # fmt: skip
 
 

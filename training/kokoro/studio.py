@@ -28,7 +28,7 @@ A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     accent        uint8 [N]      number of the accent among the tables
 
 A plan is a take without samples: all that the teacher decides before it speaks, at a fifteenth of
-the work.
+the work. With --alone takes have no `other`: half the work, and enough for the encoder of voices.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ class Reel:
 
     pitch: Tensor
     energy: Tensor
-    samples: tuple[Tensor, ...]  # int16: own timbre, the partner's; empty for a plan
+    samples: tuple[Tensor, ...]  # int16: own timbre, the partner's; for a plan none
 
     @classmethod
-    def blank(cls, total: int, device: torch.device, *, aloud: bool) -> Reel:
-        """Zeros for `total` samples."""
+    def blank(cls, total: int, device: torch.device, timbres: int) -> Reel:
+        """Zeros for `total` samples in each timbre."""
         pitch, energy = torch.zeros(2, total // PITCH_GRID, device=device)
-        count = 2 if aloud else 0
-        silent = torch.zeros(count, total, dtype=torch.int16, device=device)
+        silent = torch.zeros(timbres, total, dtype=torch.int16, device=device)
         return cls(pitch, energy, tuple(silent))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -140,25 +139,25 @@ class Studio:
         teacher = Kokoro.load(unpack(folder / WEIGHTS_FILE), device, pointwise)
         return cls(teacher, StyleBook.load(folder / VOICES_FILE, device), device)
 
-    def take(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
-        """Speak sessions; arrays as the module says."""
-        return self._record(sessions, aloud=True)
+    def take(self, sessions: Sequence[Session], timbres: int = 2) -> dict[str, np.ndarray]:
+        """Speak sessions; arrays as the module says, without `other` for one timbre."""
+        return self._record(sessions, timbres)
 
     def plan(self, sessions: Sequence[Session]) -> dict[str, np.ndarray]:
         """Return the arrays of `take` without the samples."""
-        return self._record(sessions, aloud=False)
+        return self._record(sessions, 0)
 
-    def _record(self, sessions: Sequence[Session], *, aloud: bool) -> dict[str, np.ndarray]:
+    def _record(self, sessions: Sequence[Session], timbres: int) -> dict[str, np.ndarray]:
         paired = partners(sessions)
         spoken = self._plan(sessions)
         starts, ends = self._lay_out(spoken, len(sessions))
         total = int(ends[-1])
-        reel = Reel.blank(total, self.device, aloud=aloud)
+        reel = Reel.blank(total, self.device, timbres)
         for batch in batches(spoken, lambda line: line.frames, FRAMES_PER_CALL):
             self._decide(batch, reel)
         middle = [self.book.style(session.voice, MIDDLING) for session in sessions]
-        timbres = [middle, [middle[number] for number in paired]]
-        for out, styles in zip(reel.samples, timbres, strict=False):
+        wanted = [middle, [middle[number] for number in paired]]
+        for out, styles in zip(reel.samples, wanted, strict=False):
             self._speak(spoken, styles, reel, out)
         return reel.arrays() | {
             "phones": _phones(spoken, total),
@@ -344,6 +343,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
     )
     parser.add_argument("--silent", action="store_true", help="plans without samples")
+    parser.add_argument("--alone", action="store_true", help="takes in the voices' own timbre only")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -355,10 +355,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = read_lines(args.phonemes, symbols(args.package))
     passed, count = time.monotonic() - began, sum(map(len, lines.values()))
     print(f"ready in {passed:.0f} s: {count} lines, {len(studio.book.all)} voices", flush=True)
-    sizes = args.sessions, args.lines
-    make, kind = (studio.plan, "plan") if args.silent else (studio.take, "take")
-    record(lambda: make(draw_sessions(studio.book, lines, sizes, rng, args.named)), args.out,
-           f"{kind}_{args.seed}", args.seconds)  # fmt: skip
+    kind, timbres = ("plan", 0) if args.silent else ("take", 1 if args.alone else 2)
+
+    def take() -> dict[str, np.ndarray]:
+        sizes = args.sessions, args.lines
+        return studio.take(draw_sessions(studio.book, lines, sizes, rng, args.named), timbres)
+
+    record(take, args.out, f"{kind}_{args.seed}", args.seconds)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python -m training.speech_codec.train_voices --takes runs/takes \
         --coder runs/coder/coder.safetensors --out runs/codec --minutes 3
 
-The teacher's own style vector says which tokens are right. Clips of 2 to 8 s are recorded in a
-room, with noise, through a telephone's band or too softly, as people record them (`recorded`).
-OUT/voices.safetensors holds the running mean of the weights (float16).
+The teacher's own style vector says which tokens are right. Clips of 2 to 8 s are recorded as people
+record them (`recordings`). OUT/voices.safetensors holds the running mean of the weights (float16).
+--start FILE continues those of an earlier training, or of a codec; --keep SHARE of them stays in
+what is written, which loses less of what they knew (a mean of weights, arXiv 2109.01903).
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.codecs.source_filter.config import SpeechCodecConfig
 from decoder.codecs.source_filter.modules import LogMel, VoiceEncoder
 from training.progress import Mean, Progress, Rate, add_run_arguments, run_to_the_end
-from training.speech_codec.checkpoint import VOICE_ENCODER, halved, write
+from training.speech_codec.checkpoint import VOICE_ENCODER, halved, read, write
 from training.speech_codec.coder import load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
+from training.speech_codec.recordings import at_peak, recorded, telephone
 
 SHORTEST_S, LONGEST_S = 2.0, 8.0
+STEP_S = 0.25  # between lengths: on a GPU the first spectra of each size take a tenth of a second
 WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
 MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
 HELD_OUT = 48  # every so many sessions one is not learned from
 HELD_OUT_CLIPS, HELD_OUT_S = 64, 4.0
 CLEAN_SHARE = 0.4  # of the batches
+PHONE_PEAK = 0.7
 VOICES_FILE = "voices.safetensors"
 
 
@@ -67,35 +70,6 @@ class Sessions:
         return self.own[self.start[picked, None] + index].float() / 32768, self.style[picked]
 
 
-def recorded(clips: Tensor, rate: int) -> Tensor:
-    """Clips [B, S] as of a room, with a tone control, noise and another level, drawn for each."""
-    rows, size = clips.shape
-    device = clips.device
-    draw = torch.rand(rows, 8, device=device)
-    length = rate // 2
-    time_s = torch.arange(length, device=device) / rate
-    decay_s = 0.03 + 0.3 * draw[:, :1]
-    room = torch.randn(rows, length, device=device) * (-time_s / decay_s * 3).exp()
-    room = room / room.square().sum(1, keepdim=True).sqrt()
-    room *= 0.6 * draw[:, 1:2].square() * (draw[:, 2:3] < 0.6)
-    room[:, 0] = 1.0
-    bins = 1 << (size + length).bit_length()
-    spectrum = torch.fft.rfft(clips, bins) * torch.fft.rfft(room, bins)
-    hz = torch.linspace(0, rate / 2, spectrum.shape[1], device=device)
-    low = 300 * draw[:, 3:4] * (draw[:, 4:5] < 0.4)
-    high = torch.where(draw[:, 4:5] < 0.25, 3400 + 4600 * draw[:, 5:6], torch.full_like(low, rate))
-    tilt = (hz.clamp_min(50) / 1000) ** (0.6 * (draw[:, 6:7] - 0.5))
-    band = torch.sigmoid((hz - low) / 30) * torch.sigmoid((high - hz) / 200)
-    sound = torch.fft.irfft(spectrum * tilt * band, bins)[:, :size]
-    level = sound.square().mean(1, keepdim=True).sqrt()
-    noise = torch.randn_like(sound)
-    noise = noise + 2 * F.avg_pool1d(F.pad(noise, (7, 0)), 8, 1)  # more of it below 1 kHz
-    decibels = 8 + 42 * draw[:, 7:8]
-    sound = sound + noise * level * 10 ** (-decibels / 20) / 1.5
-    peak = sound.abs().amax(1, keepdim=True).clamp_min(1e-4)
-    return sound / peak * (0.05 + 0.9 * torch.rand(rows, 1, device=device))
-
-
 class Model(nn.Module):
     """The encoder and what stands before it."""
 
@@ -107,6 +81,15 @@ class Model(nn.Module):
     def forward(self, clips: Tensor) -> Tensor:
         """Clips [B, S] to latent values [B, K, levels]."""
         return self.encoder(self.mel(clips))
+
+
+def encoder_of(path: Path) -> dict[str, Tensor]:
+    """Read an encoder's weights, of its own file or of a codec's. Raises ValueError for none."""
+    stored = read(path).items()
+    own = {n.removeprefix(VOICE_ENCODER): v for n, v in stored if n.startswith(VOICE_ENCODER)}
+    if not own:
+        raise ValueError(f"{path} has no encoder of voices")
+    return own
 
 
 def distance(latent: Tensor, wanted: Tensor) -> Tensor:
@@ -123,6 +106,9 @@ class Trainer:
         self.sessions = Sessions(sorted(args.takes.glob("take_*[0-9].npz")), self.device)
         self.coder = load_coder(args.coder, coder_sizes(self.config)).to(self.device)
         self.model = Model(self.config).to(self.device)
+        self.start = encoder_of(args.start) if args.start else {}
+        if self.start:
+            self.model.encoder.load_state_dict(self.start)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
         self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
@@ -130,7 +116,9 @@ class Trainer:
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Return clips of one length, recorded or clean, and their styles."""
-        seconds = self.rng.uniform(SHORTEST_S, LONGEST_S)
+        seconds = SHORTEST_S + STEP_S * self.rng.randint(
+            0, round((LONGEST_S - SHORTEST_S) / STEP_S)
+        )
         count = max(2, int(self.args.batch * LONGEST_S / seconds))
         clips, style = self.sessions.draw(self.sessions.training, count, self.samples(seconds))
         if self.rng.random() >= CLEAN_SHARE:
@@ -165,7 +153,9 @@ class Trainer:
         clips, style = sessions.draw(chosen, count, self.samples(HELD_OUT_S))
         wanted = self.coder.style(style)
         same = (style[:, None] - style[None]).abs().amax(2) < 1e-4
-        kinds, parts = {"clean": clips, "recorded": recorded(clips, self.config.sample_rate)}, []
+        rate, parts = self.config.sample_rate, []
+        phone = telephone(at_peak(clips, PHONE_PEAK), rate)
+        kinds = {"clean": clips, "recorded": recorded(clips, rate), "telephone": phone}
         for name, heard in kinds.items():
             latent = self.mean.network(heard)
             own, error = distance(latent, wanted).item(), (latent - wanted).std().item()
@@ -177,8 +167,11 @@ class Trainer:
         return f"held out: {'; '.join(parts)}; others {other:.4f}"
 
     def save(self) -> None:
-        """Write the encoder under its names in a codec."""
+        """Write the encoder, with its share of the start, under its names in a codec."""
         state = self.mean.network.encoder.state_dict()
+        for name, value in self.start.items():
+            if state[name].is_floating_point():
+                state[name].lerp_(value.to(self.device), self.args.keep)
         own = {f"{VOICE_ENCODER}{name}": value for name, value in state.items()}
         write(halved(own), self.args.out / VOICES_FILE)
 
@@ -188,6 +181,8 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     trainer, progress = Trainer(args), Progress(args.minutes, args.steps, args.log)
+    if args.start:
+        progress.clock.log(f"{trainer.held_out()} before")
     run_to_the_end(trainer, progress)
 
 
@@ -199,6 +194,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
     parser.add_argument("--batch", type=int, default=32, help="clips of the longest kind")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--start", type=Path, metavar="FILE", help="an encoder to continue")
+    parser.add_argument("--keep", type=float, default=0.0, help="share of its weights that stays")
     return parser
 
 

@@ -35,6 +35,7 @@ from decoder.codecs.source_filter.excitation import (
 LOUDEST = 6.0  # log magnitude
 VOICED_LEVEL, NOISE_LEVEL = math.log(0.1), math.log(0.005)  # of untrained filters, at 0 Hz
 TILT_HZ = 500.0  # above, untrained filters of pulses fall like 1 / frequency
+FAINTEST = math.log(1e-3) / 4  # of what an encoder of voices hears, below the loudest: 60 dB
 FREE_LEVEL = -3.0  # log magnitude next to an excitation, which carries the speech
 
 
@@ -185,7 +186,11 @@ class Pooling(nn.Module):
 
 
 class VoiceEncoder(nn.Module):
-    """Log-mel frames of a reference to latent values, one vector per voice token."""
+    """Log-mel frames of a reference to latent values, one vector per voice token.
+
+    What is fainter than `FAINTEST` counts as that: otherwise frequencies that a file cannot have
+    (a rate of 8 or 16 kHz, a small codec) would have values like none that the training had.
+    """
 
     def __init__(self, config: SpeechCodecConfig, inputs: int) -> None:
         super().__init__()
@@ -201,6 +206,7 @@ class VoiceEncoder(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:
         """Map mel [B, F, width] to float32 [B, K, levels]."""
+        mel = mel.maximum(mel.amax((1, 2), keepdim=True) + FAINTEST)
         frames = self.norm(self.frames(self.input(mel)))
         row = self.queries.expand(len(mel), -1, -1)
         for pool in self.pools:

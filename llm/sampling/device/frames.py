@@ -50,17 +50,24 @@ class DeviceFramePlan(NamedTuple):
 class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
     """Sampler of up to `max_rows` frames, over fixed memory.
 
-    First codes of `num_histories` penalised requests are kept at once, see `DeviceSampler`.
+    First codes of `num_histories` penalised requests are kept at once, see `DeviceSampler`, also
+    for `level`.
     """
 
     def __init__(
-        self, decoder: FrameDecoder, device: torch.device, max_rows: int, num_histories: int
+        self,
+        decoder: FrameDecoder,
+        device: torch.device,
+        max_rows: int,
+        num_histories: int,
+        level: int = 0,
     ) -> None:
         self._shape = shape = decoder.shape
         self.may_need_tokens = shape.delays is not None
         count, size = shape.num_codebooks, shape.codebook_size
         self._samplers = [
-            DeviceSampler(size, device, max_rows, histories) for histories in (num_histories, 1)
+            DeviceSampler(size, device, max_rows, num_histories, level=level),
+            DeviceSampler(shape.later_size or size, device, max_rows, 1, level=level),
         ]
         self._buffers = [sampler.create_buffers() for sampler in self._samplers]
         for sampler, buffers in zip(self._samplers, self._buffers, strict=True):
@@ -71,8 +78,8 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
         def draw(records: Tensor, logits: Tensor, code: int) -> Tensor:
             place = min(code, 1)
             sampler, buffers = pairs[place]
-            # The buffers own the result, and the next code overwrites it.
-            return sampler.sample(logits, buffers, records[place]).clone()
+            out = torch.empty(len(logits), dtype=torch.int32, device=device)
+            return sampler.sample(logits, buffers, records[place], out)
 
         def program(logits: Tensor, records: Tensor, states: Tensor | None) -> Tensor:
             words, num_rows = records.flatten(), len(logits)
@@ -105,10 +112,10 @@ class DeviceFrameSampler(FrameRules[DeviceFramePlan]):
     ) -> DeviceFramePlan:
         """See `TokenSampler`."""
         plans, count = [], self._shape.num_codebooks
-        may_end = self._shape.delays is not None
+        may_end, later = self._shape.delays is not None, self._shape.later_size
         parameters = [
             [for_first_codes(row.sampling) for row in rows],
-            [for_later_codes(row.sampling, may_end=may_end) for row in rows],
+            [for_later_codes(row.sampling, later, may_end=may_end) for row in rows],
         ]
         for place, sampler in enumerate(self._samplers):
             pairs = zip(rows, parameters[place], strict=True)

@@ -1,7 +1,8 @@
 """Triton kernels of sampling; `llm.sampling.device.reference` defines what they compute.
 
-A row's columns lie in tiles, which its programs share; a row without a cut skips three launches,
-and tiles with nothing above a cut are read once.
+A row of up to `WHOLE_COLUMNS` is one program's, which finds cuts by bisection (`_whole`). The
+columns of a longer row lie in tiles, which its programs share; a row without a cut skips three
+launches, and tiles with nothing above a cut are read once.
 
     tops       largest logit                                         by tile
     bins       histogram of deficits: 64 bins for each octave        count and mass in one word
@@ -24,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.sampling.device.history import PenaltyHistory
 from llm.sampling.device.parts import (
@@ -54,13 +56,16 @@ from llm.sampling.device.parts import (
     adjusted,
     count_token,
     deficit_of,
+    fallen,
     find_bin,
     find_cut,
+    heaviest,
     id_of,
     is_second,
     largest_of,
     limit_of,
     number_of,
+    ranked,
     smallest,
     tops_of,
     value_of,
@@ -70,15 +75,19 @@ from llm.sampling.device.parts import (
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
+WHOLE_COLUMNS = 4096  # a longer row has several programs
+WHOLE_WARPS = 8
 
 
 class Scratch:
     """Memory passed between the launches of one `sample`, for up to `max_rows` rows."""
 
     def __init__(
-        self, vocab_size: int, device: torch.device, max_rows: int, tile: int = TILE_COLUMNS
+        self, vocab_size: int, device: torch.device, max_rows: int, tile: int | None = None
     ) -> None:
-        self.tile = tile
+        """`tile`: columns of a tile; None: `TILE_COLUMNS`, or a short row is not divided."""
+        self.is_whole = tile is None and vocab_size <= WHOLE_COLUMNS
+        self.tile = tile = TILE_COLUMNS if tile is None else tile
         self.num_tiles = -(-vocab_size // tile)
         self.room = room = triton.next_power_of_2(self.num_tiles)
 
@@ -99,14 +108,21 @@ class Scratch:
 
 
 def sample_with_kernels(
-    logits: Tensor, records: Tensor, masks: Tensor, history: PenaltyHistory, scratch: Scratch
+    logits: Tensor,
+    records: Tensor,
+    masks: Tensor,
+    history: PenaltyHistory,
+    scratch: Scratch,
+    out: Tensor | None = None,
+    level: int = 0,
 ) -> Tensor:
-    """See `sample_reference`. The returned tokens int32 [B] are owned by the scratch and valid
-    until the next call.
+    """See `sample_reference`. The tokens int32 [B] are in `out`; without it they are owned by the
+    scratch and valid until the next call. `level`: see `KernelSet`; for short rows.
     """
-    num_rows, tokens = len(logits), scratch.workspace.tokens
+    num_rows = len(logits)
+    tokens = scratch.workspace.tokens[:num_rows, 0] if out is None else out
     if num_rows == 0:
-        return tokens[:0, 0]
+        return tokens
     if logits.stride(1) != 1:
         raise ValueError("a row's logits must lie side by side")
     inputs = SamplingInputs(
@@ -121,13 +137,87 @@ def sample_with_kernels(
         history.latest,
         history.latest.stride(0),
     )
-    programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     options: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
+    if scratch.is_whole:
+        columns = triton.next_power_of_2(logits.shape[1])
+        options |= {"num_warps": WHOLE_WARPS, "level": level, "launch_pdl": level > 0}
+        _whole[(num_rows,)](inputs, tokens, columns=columns, **options)
+        return tokens
+    programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
+    workspace = scratch.workspace._replace(tokens=tokens)
     options |= {"tile": scratch.tile, "room": scratch.room}
     for launch in (_tops, _bins, _first, _second, _masses):
-        launch[programs, num_rows](inputs, scratch.workspace, programs, **options)
-    _pick[(num_rows,)](inputs, scratch.workspace, programs, **options)
-    return tokens[:num_rows, 0]
+        launch[programs, num_rows](inputs, workspace, programs, **options)
+    _pick[(num_rows,)](inputs, workspace, programs, **options)
+    return tokens
+
+
+@triton.jit
+def _whole_cut(
+    inputs: SamplingInputs, row: tl.tensor, deficits: tl.tensor, weights: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the cut of a row, as `_cut_of`, from its deficits and their weights."""
+    record = inputs.records + row * WORDS
+    flags = tl.load(record + FLAGS)
+    cut = tl.load(record + DEFICIT_END)
+    ties_kept = tl.zeros([], tl.int64)
+    if (flags & HAS_CUT) != 0:
+        found = tl.full([], EVERYTHING, tl.int32)
+        ties = tl.zeros([], tl.int64)
+        if (flags & HAS_TOP_K) != 0:
+            top_k = tl.load(record + TOP_K)
+            found = ranked(deficits, top_k)
+            ties = (top_k - tl.sum((deficits < found).to(tl.int32), axis=0)).to(tl.int64)
+        if (flags & HAS_TOP_P) != 0:
+            mass = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
+            sought = limit_of(mass + ties * weight_of(found), inputs, row)
+            found = heaviest(deficits, weights, sought)
+            weight = weight_of(found)
+            less = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
+            ties = (sought - less + weight - 1) // tl.maximum(weight, 1)
+        ties_kept = tl.where(found < cut, ties, ties_kept)
+        cut = tl.minimum(found, cut)
+    return cut, ties_kept
+
+
+@triton.jit
+def _whole(
+    inputs: SamplingInputs, tokens: tl.tensor, columns: tl.constexpr, level: tl.constexpr
+) -> None:
+    """Process a row of up to `columns` columns."""
+    if level > 0:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    flags = tl.load(inputs.records + row * WORDS + FLAGS)
+    if (flags & ACTIVE) == 0:
+        tl.store(tokens + row, 0)
+        return
+    places = tl.arange(0, columns)
+    values = adjusted(inputs, row, places)
+    largest = tl.max(values, axis=0)
+    if ((flags & RANDOM) != 0) & (largest != -float("inf")):
+        deficits = deficit_of(inputs, row, largest_of(values), values)
+        weights = weight_of(deficits)
+        cut, ties_kept = _whole_cut(inputs, row, deficits, weights)
+        long = inputs.longs + row * (WORDS // 2)
+        column = fallen(long, deficits, weights, cut, ties_kept)
+    else:
+        column = tl.min(tl.where(values == largest, places, NO_COLUMN), axis=0)
+    _finish(inputs, tokens, row, column)
+
+
+@triton.jit
+def _finish(inputs: SamplingInputs, tokens: tl.tensor, row: tl.tensor, column: tl.tensor) -> None:
+    """Store the token of a column, count it, and advance the row."""
+    record, long = inputs.records + row * WORDS, inputs.longs + row * (WORDS // 2)
+    token = id_of(record, column)
+    tl.store(tokens + row, token)
+    index = tl.load(long + INDEX)
+    if (tl.load(record + FLAGS) & HAS_PENALTIES) != 0:
+        count_token(inputs, record, index, token)
+    tl.debug_barrier()
+    tl.store(long + INDEX, index + 1)
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -404,7 +494,7 @@ def _pick(
     room: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    record, long = inputs.records + row * WORDS, inputs.longs + row * (WORDS // 2)
+    record = inputs.records + row * WORDS
     flags = tl.load(record + FLAGS)
     if (flags & ACTIVE) == 0:
         tl.store(workspace.tokens + row, 0)
@@ -418,10 +508,4 @@ def _pick(
         columns = first * tile + tl.arange(0, tile)
         is_best = adjusted(inputs, row, columns) == largest
         column = tl.min(tl.where(is_best, columns, NO_COLUMN), axis=0)
-    token = id_of(record, column)
-    tl.store(workspace.tokens + row, token)
-    index = tl.load(long + INDEX)
-    if (flags & HAS_PENALTIES) != 0:
-        count_token(inputs, record, index, token)
-    tl.debug_barrier()
-    tl.store(long + INDEX, index + 1)
+    _finish(inputs, workspace.tokens, row, column)

@@ -212,6 +212,35 @@ def smallest(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def ranked(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """Return what `smallest` does, in the fewer steps the further apart the values are."""
+    found, end = tl.zeros([], tl.int32), tl.full([], 1 << 24, tl.int32)
+    while end - found > 1:
+        middle = (found + end) // 2
+        count = tl.sum((values < middle).to(tl.int32), axis=0)
+        if count == rank:
+            found = tl.max(tl.where(values < middle, values, 0), axis=0)
+            end = found + 1
+        else:
+            found = tl.where(count < rank, middle, found)
+            end = tl.where(count < rank, end, middle)
+    return found
+
+
+@triton.jit
+def heaviest(values: tl.tensor, weights: tl.tensor, sought: tl.tensor) -> tl.tensor:
+    """Return the value (non-negative, below 2²⁴) where the weights, ascending by value, reach
+    `sought`.
+    """
+    found = tl.zeros([], tl.int32)
+    for step in range(24):
+        larger = found + (1 << (23 - step))
+        mass = tl.sum(tl.where(values < larger, weights, 0), axis=0)
+        found = tl.where(mass < sought, larger, found)
+    return found
+
+
+@triton.jit
 def value_of(deficits: tl.tensor) -> tl.tensor:
     """Return int32 weights in units of 2 to the `unit_of` their octave."""
     octave = deficits >> FRACTION
@@ -327,6 +356,25 @@ def number_of(long: tl.tensor) -> tl.tensor:
     stream = tl.load(long + STREAM).to(tl.uint64, bitcast=True)
     index = tl.load(long + INDEX).to(tl.uint64, bitcast=True)
     return (mixed(stream + (index + 1) * STEP) >> DROPPED) << DROPPED
+
+
+@triton.jit
+def fallen(
+    long: tl.tensor,
+    deficits: tl.tensor,
+    weights: tl.tensor,
+    cut: tl.tensor,
+    ties_kept: tl.tensor,
+) -> tl.tensor:
+    """Return the column of a whole row that its random number selects."""
+    is_tie = deficits == cut
+    is_kept = (deficits < cut) | (is_tie & (ties_kept > 0))
+    if tl.sum(is_tie.to(tl.int32), axis=0) > ties_kept:  # the first of them
+        is_kept = is_kept & ((deficits < cut) | (tl.cumsum(is_tie.to(tl.int32), 0) <= ties_kept))
+    masses = tl.where(is_kept, weights, 0)
+    total = tl.sum(masses, axis=0).to(tl.uint64)
+    target = tl.umulhi(number_of(long), total).to(tl.int64)
+    return tl.sum((tl.cumsum(masses, axis=0) <= target).to(tl.int32), axis=0)
 
 
 @triton.jit

@@ -74,7 +74,8 @@ class DeviceSampler:
     """Sampler for logits [B, vocab_size] on `device`, with B up to `max_rows`.
 
     Histories of `num_histories` (default `max_rows`) penalised requests are kept at once; each
-    takes 2 × `vocab_size` + 4 × `max_window` bytes. Not thread-safe.
+    takes 2 × `vocab_size` + 4 × `max_window` bytes. `level` is the kernels' launch level (see
+    `KernelSet`) where others run with it. Not thread-safe.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class DeviceSampler:
         max_rows: int,
         num_histories: int | None = None,
         max_window: int = MAX_WINDOW,
+        level: int = 0,
     ) -> None:
         if vocab_size > MAX_VOCABULARY:
             raise ValueError(f"{vocab_size} tokens: sampling is exact up to {MAX_VOCABULARY}")
         self.vocab_size = vocab_size
+        self._level = level
         self._device = device
         self._max_rows = max_rows
         self._table = RecordTable(vocab_size)
@@ -190,22 +193,29 @@ class DeviceSampler:
         self._history.fill(plan.updates)
 
     def sample(
-        self, logits: Tensor, buffers: SamplingBuffers, records: Tensor | None = None
+        self,
+        logits: Tensor,
+        buffers: SamplingBuffers,
+        records: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return int32 [B] token ids for logits [B, V], which are not changed.
 
         `records` int32 [B, words]: those that were written; None: those of the buffers. On a GPU
-        the ids are stored in the buffers, until the next call; nothing is allocated.
+        the ids are stored in `out`, or in the buffers until the next call; nothing is allocated.
         """
         if len(logits) > buffers.max_rows:
             raise ValueError(f"{len(logits)} rows, but room for {buffers.max_rows}")
         if records is None:
             records = buffers.records[: len(logits)]
         if buffers.scratch is None:
-            return sample_reference(logits, records, buffers.masks, self._history)
+            tokens = sample_reference(logits, records, buffers.masks, self._history)
+            return tokens if out is None else out.copy_(tokens)
         from llm.sampling.device.kernels import sample_with_kernels
 
-        return sample_with_kernels(logits, records, buffers.masks, self._history, buffers.scratch)
+        return sample_with_kernels(
+            logits, records, buffers.masks, self._history, buffers.scratch, out, self._level
+        )
 
     def release(self, request_id: str) -> None:
         """Free what is kept for a request that has ended; no effect for unknown ids."""

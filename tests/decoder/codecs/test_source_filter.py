@@ -324,6 +324,18 @@ def test_clips_of_other_voices_have_other_codes(decoder) -> None:
     assert decoder.encode(noise) != decoder.encode(hum)
 
 
+def test_a_clips_voice_does_not_depend_on_what_is_too_faint_to_be_heard(network) -> None:
+    rng, size = np.random.default_rng(0), 48_000
+    spectrum = np.fft.rfft(rng.normal(0, 0.1, size))
+    spectrum[len(spectrum) // 3 :] = 0  # a file of 8 kHz
+    narrow = np.fft.irfft(spectrum)
+    faint, audible = (rng.normal(0, 0.1 * share, size) for share in (3e-4, 3e-2))
+    clips = torch.from_numpy(np.stack((narrow, narrow + faint, narrow + audible))).float()
+    with torch.inference_mode():
+        own, same, other = network.voice_encoder(network.mel(clips))
+    assert float((same - own).abs().max()) < 0.01 * float((other - own).abs().max())
+
+
 @pytest.mark.parametrize("samples", [np.zeros(0), np.zeros((2, 700)), np.array([0.0, np.nan])])
 def test_clips_that_cannot_be_encoded(decoder, samples) -> None:
     with pytest.raises(AudioFormatError):

@@ -41,15 +41,19 @@ def test_invariant_float8_products(rows: int, num_in: int, num_out: int) -> None
     torch.testing.assert_close(out, (left @ right.t()).float(), rtol=1e-5, atol=1e-4)
 
 
-def test_late_cuts() -> None:
-    compare_late_cuts(CPU, tile=256, vocab=1000, seeds=1)
+@pytest.mark.parametrize("tile", [256, None])
+def test_late_cuts(tile: int | None) -> None:
+    compare_late_cuts(CPU, tile, vocab=1000, seeds=1)
 
 
-def test_bitmasks() -> None:
-    compare_bitmasks(CPU, tile=256, seeds=2)
+@pytest.mark.parametrize("tile", [256, None])
+def test_bitmasks(tile: int | None) -> None:
+    compare_bitmasks(CPU, tile, seeds=2)
 
 
-@pytest.mark.parametrize(("seed", "tile"), [(1, 512), (3, 256)])
-def test_kernels_of_the_sampler(seed: int, tile: int) -> None:
-    """Three of the five kinds of logits each, all together; one tile of the vocabulary and two."""
+@pytest.mark.parametrize(("seed", "tile"), [(1, 512), (3, 256), (1, None), (3, None)])
+def test_kernels_of_the_sampler(seed: int, tile: int | None) -> None:
+    """Three of the five kinds of logits each, all together; one tile of the vocabulary, two, and
+    whole rows.
+    """
     compare_kernels(seed, CPU, tile)

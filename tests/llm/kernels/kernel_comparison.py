@@ -50,11 +50,11 @@ def on_cpu(history: PenaltyHistory) -> PenaltyHistory:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One sampler whose histories continue, and the tile of its kernels."""
+    """One sampler whose histories continue, and the tile of its kernels; None: whole rows."""
 
     sampler: DeviceSampler
     device: torch.device
-    tile: int
+    tile: int | None
 
     def step(
         self,
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def compare_kernels(
-    seed: int, device: torch.device, tile: int, vocab: int = 500, rows: int = 8
+    seed: int, device: torch.device, tile: int | None, vocab: int = 500, rows: int = 8
 ) -> None:
     """Compare several tokens of random rows."""
     compared = Comparison(DeviceSampler(vocab, device, rows, max_window=64), device, tile)
@@ -89,7 +89,9 @@ def compare_kernels(
         compared.step(batch, some_logits(seed + step, rows, vocab), step)
 
 
-def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000, seeds: int = 6) -> None:
+def compare_late_cuts(
+    device: torch.device, tile: int | None, vocab: int = 2000, seeds: int = 6
+) -> None:
     """Compare where one token is likely, and only thousands of unlikely ones make up top_p."""
     compared = Comparison(DeviceSampler(vocab, device, 6), device, tile)
     logits = random_logits(6, vocab, scale=0.3)
@@ -101,7 +103,9 @@ def compare_late_cuts(device: torch.device, tile: int, vocab: int = 2000, seeds:
         compared.step(batch, logits)
 
 
-def compare_bitmasks(device: torch.device, tile: int, vocab: int = 500, seeds: int = 4) -> None:
+def compare_bitmasks(
+    device: torch.device, tile: int | None, vocab: int = 500, seeds: int = 4
+) -> None:
     """Compare rows restricted to a random half of the vocabulary, to one token, and to none."""
     compared = Comparison(DeviceSampler(vocab, device, 8), device, tile)
     chance = np.random.default_rng(0)

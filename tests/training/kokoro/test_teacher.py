@@ -84,6 +84,8 @@ def test_a_plan_is_a_take_without_samples(studio: Studio) -> None:
     sessions = [Session(voice, ((50, 43), (61, 62, 83)), (7, 9)) for voice in voices]
     take, plan = studio.take(sessions), studio.plan(sessions)
     assert take.keys() - plan.keys() == {"own", "other"}
+    alone = studio.take(sessions, timbres=1)
+    assert take.keys() - alone.keys() == {"other"}
     for name, value in plan.items():
         assert value.dtype == take[name].dtype
         assert np.array_equal(value, take[name])

@@ -1,4 +1,4 @@
-"""The encoder of voices: clips as people record them, and its training at toy size."""
+"""The training of the encoder of voices at toy size."""
 
 from __future__ import annotations
 
@@ -12,29 +12,10 @@ from decoder.codecs.source_filter.modules import SpeechCodec
 from tests.training.takes import TOY, take_of, toy_coder, write_coder, write_take
 from training.speech_codec.checkpoint import DECODER, halved, load, read, write
 from training.speech_codec.config import save_config
-from training.speech_codec.train_voices import Sessions, recorded
+from training.speech_codec.train_voices import Sessions
 from training.speech_codec.train_voices import main as train
 
 RATE = TOY.sample_rate
-
-
-def test_recorded_clips_are_others_of_the_same_size() -> None:
-    time_s = torch.arange(RATE) / RATE
-    tone = 0.3 * torch.sin(2 * torch.pi * 200 * time_s)
-    clips = torch.cat((tone.repeat(16, 1), torch.zeros(1, RATE)))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        found = recorded(clips, RATE)
-    assert found.shape == clips.shape
-    assert found.isfinite().all()
-    assert float(found.abs().max()) < 1
-    voiced, levels = found[:16], found[:16].abs().amax(1)
-    assert float(levels.max() / levels.min()) > 2
-    spectra = torch.fft.rfft(voiced).abs()
-    assert (spectra.argmax(1) == 200).sum() > 12  # most still have the tone above their noise
-    alike = torch.corrcoef(voiced - voiced.mean(1, keepdim=True))
-    assert float((alike - torch.eye(16)).max()) < 0.9999  # each is recorded in its own way
-    assert not found[16].any()
 
 
 def voiced_take(sessions: int) -> dict[str, np.ndarray]:
@@ -48,6 +29,11 @@ def voiced_take(sessions: int) -> dict[str, np.ndarray]:
         take["own"][start:end] = np.fft.irfft(spectrum * ((hz > 200) & (hz < limit)), end - start)
     take["style"] = kinds[np.arange(sessions) % 4].astype(np.float16)
     return take
+
+
+def losses_of(printed: str) -> list[float]:
+    """Losses of all steps of a training that logs each."""
+    return [float(line.split("distance ")[1].split()[0]) for line in printed.splitlines()[:-1]]
 
 
 @pytest.fixture
@@ -79,10 +65,11 @@ def test_voices_of_clips_come_near_their_tokens_and_the_codec_takes_them(
 ) -> None:
     train([*flags, "--steps=60", "--lr=5e-3", "--log=0"])
     printed = capsys.readouterr().out
-    losses = [float(line.split("distance ")[1].split()[0]) for line in printed.splitlines()[:-1]]
+    losses = losses_of(printed)
     assert len(losses) == 60
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
-    assert "nearest is the own one" in printed.splitlines()[-1]
+    for kind in ("clean", "recorded", "telephone"):
+        assert f"{kind} 0." in printed.splitlines()[-1]
     codec = SpeechCodec(TOY)
     state = {f"{DECODER}{name}": v for name, v in codec.decoder.state_dict().items()}
     write(halved(state), tmp_path / "toy.safetensors")
@@ -97,6 +84,29 @@ def test_voices_of_clips_come_near_their_tokens_and_the_codec_takes_them(
     assert tokens.shape == (1, TOY.voice_tokens)
     with pytest.raises(ValueError, match="without"):
         load(files[0], files[1], voices=files[0])
+
+
+def test_an_encoder_is_continued(flags: list[str], tmp_path: Path, capsys) -> None:
+    train([*flags, "--steps=60", "--lr=5e-3", "--log=0"])
+    first = losses_of(capsys.readouterr().out)
+    (tmp_path / "voices.safetensors").rename(tmp_path / "earlier.safetensors")
+    start = f"--start={tmp_path / 'earlier.safetensors'}"
+    train([*flags, start, "--steps=8", "--lr=1e-5", "--log=0"])
+    before, *steps, after = capsys.readouterr().out.splitlines()
+    assert before.endswith("before")
+    assert after.endswith("after 8 steps")
+    assert np.mean(losses_of("\n".join((*steps, after)))) < 0.9 * np.mean(first[:10])
+    earlier, found = (read(tmp_path / f"{name}.safetensors") for name in ("earlier", "voices"))
+    assert earlier.keys() == found.keys()
+    changes = [float((found[name] - value).abs().max()) for name, value in earlier.items()]
+    assert 0 < max(changes) < 0.1
+    train([*flags, start, "--steps=8", "--lr=1e-2", "--keep=1"])
+    kept = read(tmp_path / "voices.safetensors")
+    for name, value in earlier.items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.allclose(kept[name], value, atol=1e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="has no encoder of voices"):
+        train([*flags, f"--start={tmp_path / 'coder.safetensors'}"])
 
 
 def test_without_takes_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+import soxr
+import torch
 
 import tts
+from decoder import create_decoder, read_prompt_audio
+from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
 from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
@@ -28,6 +34,7 @@ from tts.api.request import SpeechOptions
 from tts.api.running import RunningService
 from tts.api.suffixes import SUFFIXES
 from tts.api.voice import LoadedVoice
+from tts.config.defaults import embedded_folder
 from tts.errors import InvalidRequestError, PreconditionError, VoiceNotFoundError
 from tts.factory import Service
 from tts.say import main
@@ -353,6 +360,39 @@ def test_a_cloned_voice_follows_its_clip(voice: LoadedVoice, plain: Speech, tmp_
     assert cloned.samples.tobytes() != voice.say(SHORT, seed=7).samples.tobytes()
     without_words = voice.clone(path, "").say(SHORT, seed=7)
     assert np.array_equal(without_words.samples, cloned.samples)
+
+
+def telephone(samples: np.ndarray, rate: int) -> bytes:
+    """Return what a telephone leaves of a clip: 300 to 3,400 Hz, 8 bits at 8 kHz."""
+    narrow = soxr.resample(samples, rate, 8_000)
+    spectrum, hz = np.fft.rfft(narrow), np.fft.rfftfreq(len(narrow), 1 / 8_000)
+    spectrum[(hz < 300) | (hz > 3400)] = 0
+    file = BytesIO()
+    soundfile.write(file, np.fft.irfft(spectrum), 8_000, format="WAV", subtype="ULAW")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rate", [24_000, 16_000, 11_025, 8_000, "telephone"])
+@pytest.mark.parametrize("name", ["hazel", "hugh"])
+def test_a_clip_is_nearest_to_the_row_of_the_voice_that_speaks(
+    voice: LoadedVoice, name: str, rate: int | str
+) -> None:
+    speech = voice.say(TEXT, seed=7, voice=name)
+    samples, own = speech.samples, speech.sample_rate
+    data = (
+        wav(soxr.resample(samples, own, rate), rate)
+        if isinstance(rate, int)
+        else telephone(samples, own)
+    )
+    codec = create_decoder(embedded_folder() / "codec")
+    stored = json.loads((embedded_folder() / "voices.json").read_text())["voices"]
+    rows = {entry["name"]: entry["codes"] for entry in stored}
+    quantizer = FiniteScalarQuantizer(codec.spec.voice_levels)
+    heard = quantizer.values(torch.tensor(codec.encode(read_prompt_audio(data, own))))
+    values = quantizer.values(torch.tensor([*rows.values()]))
+    gaps = (values - heard).square().mean((1, 2))
+    assert [*rows][int(gaps.argmin())] == name
+    assert len(rows) == 28
 
 
 def test_a_clip_is_a_path_or_bytes(tiny: LoadedVoice, tmp_path: Path) -> None:

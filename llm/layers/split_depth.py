@@ -1,0 +1,230 @@
+"""A depth transformer on a CUDA device, with built-in kernels.
+
+    rows           products
+    1, 2           `FrameLayer`: those of `llm.layers.fused` for few rows
+    3 to 64        `SplitDepth`: `llm.kernels.split_products`
+    more           `FrameLayer`: BLAS
+
+    codes ─ add_normalised ┬ multiply_split ─ attend_frame ─ multiply_split ─ add_normalised ┐
+                  layers × └ add_normalised ─ multiply_split ─ multiply_gated ───────────────┘
+                           └ multiply_split ─> logits
+
+The matrices of a layer are read from memory once for each code, while each kernel takes a few
+microseconds: the kernels are few, start before the one before them ends (launch level 2), and
+ask for their part of the matrix first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.kernels.blocks import Tiles
+from llm.kernels.frames import attend_frame
+from llm.kernels.registry import KernelSet
+from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
+from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
+from llm.layers.decoder import (
+    AttentionShape,
+    DecoderLayer,
+    GatedMLP,
+    HeadNorm,
+    LogitsHead,
+    RMSNorm,
+)
+from llm.layers.fused import FusedLayer, plain_matrix
+from llm.layers.linear import Linear
+
+
+def narrow_matrix(linear: Linear) -> Tensor | None:
+    """Return the matrix [N, K] of a layer that only multiplies with it, in numbers of 2 bytes; None
+    for other layers.
+    """
+    matrix = plain_matrix(linear)
+    return matrix if matrix is not None and matrix.dtype.itemsize == 2 else None
+
+
+def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
+    """Return the tiles of a product with a matrix [parts × N, K]."""
+    num_out, num_in = weight.shape
+    return split_tiles(num_out // parts, num_in, parts=parts, is_whole=is_whole)
+
+
+class FramesOfLayers(Protocol):
+    """The part of `llm.layers.depth.DepthFrames` that a layer reads and writes."""
+
+    cache: Tensor  # [L, 2, B, P, Hkv, D]
+    rotations: Tensor  # complex64 [P, 1, D/2]
+    num_fed: int
+
+
+class FrameLayer(FusedLayer):
+    """A layer whose keys and values are those of frames: `attend_frame` normalises and rotates."""
+
+    def _attend(self, x: Tensor, rotations: Tensor, cache: Any) -> Tensor:
+        """Return [B, H × D] for the next position of `FramesOfLayers`."""
+        frames: FramesOfLayers = cache
+        norm = self._head_norm
+        return attend_frame(
+            self._qkv(x)[None],
+            frames.rotations,
+            frames.cache[self._index],
+            frames.num_fed,
+            num_heads=self._shape.num_heads,
+            gain=None if norm is None else norm.gain,
+            epsilon=0.0 if norm is None else norm.epsilon,
+            level=self._level,
+        )
+
+
+class Depth(Protocol):
+    """The part of `llm.layers.depth.DepthTransformer` that `SplitDepth` reads."""
+
+    projection: Linear | None
+    rotations: Tensor
+    attention: AttentionShape
+
+    def new_cache(self, hidden: Tensor) -> Tensor: ...
+
+    def table(self, code: int) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLayer:
+    """Matrices [N, K] and norms of a layer."""
+
+    attention_norm: RMSNorm
+    qkv: Tensor
+    head_norm: HeadNorm | None
+    output: Tensor
+    mlp_norm: RMSNorm
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> SplitLayer | None:
+        """Return those of a layer; None if it has another matrix than `narrow_matrix`."""
+        weights, mlp = layer.attention.weights, layer.mlp
+        if not isinstance(mlp, GatedMLP):
+            return None
+        linears = (weights.qkv, weights.output, mlp.gate_up, mlp.down)
+        plain = [matrix for linear in linears if (matrix := narrow_matrix(linear)) is not None]
+        if len(plain) < len(linears):
+            return None
+        qkv, output, gate_up, down = plain
+        norms = layer.attention_norm, layer.mlp_norm
+        return cls(norms[0], qkv, weights.norm, output, norms[1], gate_up, down)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDepth:
+    """The layers and heads of a depth transformer, for 3 to `MAX_SPLIT_ROWS` rows."""
+
+    model: Depth
+    layers: Sequence[SplitLayer]
+    heads: Sequence[tuple[RMSNorm, Tensor]]
+    level: int
+
+    @classmethod
+    def create(
+        cls,
+        model: Depth,
+        layers: Sequence[DecoderLayer],
+        heads: Sequence[LogitsHead],
+        kernels: KernelSet,
+    ) -> SplitDepth | None:
+        """Return None if there is another matrix than `narrow_matrix`."""
+        own = [found for layer in layers if (found := SplitLayer.of(layer)) is not None]
+        matrices = [(head.norm, narrow_matrix(head.linear)) for head in heads]
+        ends = [(norm, matrix) for norm, matrix in matrices if matrix is not None]
+        if len(own) < len(layers) or len(ends) < len(heads):
+            return None
+        return cls(model, own, ends, kernels.launch_level)
+
+    def takes(self, num_rows: int) -> bool:
+        """Return whether its kernels are the fastest for so many rows."""
+        return MAX_ROWS < num_rows <= MAX_SPLIT_ROWS
+
+    def begin(self, hidden: Tensor) -> SplitFrames:
+        """Begin frames at hidden states [B, H]."""
+        return SplitFrames(self, hidden)
+
+
+class SplitFrames:
+    """Frames of B rows in progress."""
+
+    def __init__(self, own: SplitDepth, hidden: Tensor) -> None:
+        self._own = own
+        self._cache = own.model.new_cache(hidden)
+        self._x = hidden.new_empty(len(hidden), own.layers[0].qkv.shape[1])
+        self._num_fed = 0
+        projection = own.model.projection
+        self._feed(hidden if projection is None else projection(hidden))
+
+    def next_logits(self, codes: Tensor) -> Tensor:
+        """Return float32 [B, V] logits of the code that follows `codes` [B]."""
+        own, book = self._own, self._num_fed - 1
+        table, projection = own.model.table(book), own.model.projection
+        if projection is None:
+            normed = self._feed(table, codes)
+        else:
+            normed = self._feed(projection(F.embedding(codes, table)))
+        head = own.heads[book][1]
+        logits = normed.new_empty(len(codes), len(head), dtype=torch.float32)
+        tiles = tiles_of(head, is_whole=True)
+        return multiply_split(normed, head, tiles, out=logits, level=own.level)
+
+    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Feed the next position: rows of `source`, which `codes` name if given. Return the
+        normalised output of the last layer.
+        """
+        layers, position = self._own.layers, self._num_fed
+        self._num_fed += 1
+        last_norm, _ = self._own.heads[max(position - 1, 0)]
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
+        normed = self._added(source, None, layers[0].attention_norm, codes)
+        for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attended = self._attended(number, layer, normed, position)
+            if position == 0 and number == len(layers) - 1:
+                break  # of the first position only keys and values are read
+            normed = self._added(self._x, self._product(attended, layer.output), layer.mlp_norm)
+            gated = self._gated(normed, layer.gate_up)
+            normed = self._added(self._x, self._product(gated, layer.down), next_norm)
+        return normed
+
+    def _added(
+        self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
+    ) -> Tensor:
+        """Set the rows to the source plus sums; return their norm."""
+        own = self._own
+        return add_normalised(
+            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=own.level
+        )
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
+        return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
+
+    def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return silu(x gateᵀ) × (x upᵀ)."""
+        tiles = tiles_of(weight, parts=2)
+        return multiply_gated(x, weight, tiles, level=self._own.level)
+
+    def _attended(self, number: int, layer: SplitLayer, x: Tensor, position: int) -> Tensor:
+        """Return what a layer's queries attend to, [B, H × D]."""
+        own, norm = self._own, layer.head_norm
+        return attend_frame(
+            self._product(x, layer.qkv),
+            own.model.rotations,
+            self._cache[number],
+            position,
+            num_heads=own.model.attention.num_heads,
+            gain=None if norm is None else norm.gain,
+            epsilon=0.0 if norm is None else norm.epsilon,
+            level=own.level,
+        )

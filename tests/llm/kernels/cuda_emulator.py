@@ -1,0 +1,53 @@
+"""`EmulatedKernel`: a kernel in CUDA C++, compiled for the CPU with `cuda_emulator.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from llm.kernels import cuda
+
+HEADER = Path(__file__).with_name("cuda_emulator.h")
+SOURCES = Path(cuda.__file__).parent
+OPTIONS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC")
+
+
+class EmulatedKernel:
+    """Takes the place of `llm.kernels.cuda.CudaKernel`."""
+
+    folder: Path  # of what is compiled
+
+    def __init__(
+        self, source: str, name: str, macros: Mapping[str, int], device: torch.device
+    ) -> None:
+        unit = "\n".join(
+            (
+                f'#include "{HEADER}"',
+                f'#include "{SOURCES / source}"',
+                f"static void run_thread(const Arguments& given) {{ {name}(given); }}",
+            )
+        )
+        key = "_".join(map(str, (name, *macros.values())))
+        code, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
+        code.write_text(unit, encoding="utf-8")
+        defined = [f"-D{key}={value}" for key, value in macros.items()]
+        command = ["g++", *OPTIONS, *defined, "-w", "-o", str(library), str(code)]
+        subprocess.run(command, check=True, timeout=120)
+        self._library = ctypes.CDLL(str(library))
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        num_threads: int,
+        shared_bytes: int,
+        arguments: ctypes.Structure,
+        *,
+        is_early: bool = False,
+    ) -> None:
+        """Run the kernel; see `CudaKernel`."""
+        is_inside = self._library.launch(*grid, num_threads, shared_bytes, ctypes.byref(arguments))
+        assert is_inside, "a program wrote beyond its shared memory"

@@ -1,0 +1,191 @@
+"""The kernels for packed matrices, run by an emulator of a CUDA device on the CPU; tests/gpu runs
+them on a device.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm.batch import KVSlots
+from llm.kernels import packed
+from llm.kernels.packed import (
+    expand,
+    is_few,
+    multiply_packed,
+    packed_gated_product,
+    packed_heads,
+    packed_product,
+)
+from llm.kernels.words import Words
+from llm.kv_cache.kv_pool import KVPool
+from llm.layers.decoder import RMSNorm, Rotary, rotate_
+from llm.layers.rotary import RotaryConfig
+from tests.llm.kernels.cuda_emulator import EmulatedKernel
+
+HALF = torch.bfloat16
+EPSILON = 1e-5
+CASES = [
+    # bits, inputs of a group, minimums, float32 scales, outputs, inputs
+    (4, 32, False, False, 70, 160),
+    (4, 128, True, False, 120, 896),
+    (8, 16, False, True, 40, 96),
+    (8, 64, True, True, 40, 192),
+]
+
+
+@pytest.fixture(autouse=True)
+def emulated(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Two processors, so that programs have several tiles."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(
+        EmulatedKernel, "folder", tmp_path_factory.mktemp("emulated"), raising=False
+    )
+    monkeypatch.setattr(packed, "CudaKernel", EmulatedKernel)
+    monkeypatch.setattr(packed, "_processors", lambda device: 2)
+    packed._kernel.cache_clear()
+    torch.manual_seed(0)
+    yield
+    packed._kernel.cache_clear()
+
+
+def matrix(bits: int, group: int, lows: bool, wide: bool, num_out: int, num_in: int) -> Words:
+    numbers = torch.randint(0, 1 << bits, (num_out, num_in), dtype=torch.uint8)
+    scales = torch.randn(num_out, num_in // group) * (2 ** (2 - bits) * num_in**-0.5)
+    minimums = torch.randn(num_out, num_in // group) * num_in**-0.5 if lows else None
+    if not wide:
+        scales = scales.half().float()
+        minimums = None if minimums is None else minimums.half().float()
+    words = Words.pack(numbers, scales, minimums, bits)
+    assert words.scales.dtype is (torch.float32 if wide else torch.float16)
+    return words
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(HALF)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def normalised(x: Tensor, gain: Tensor) -> Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt((wide * wide).sum(1, keepdim=True) + EPSILON) * gain.double()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_product_of_few_rows(case: tuple[int, int, bool, bool, int, int]) -> None:
+    """With the numbers themselves, up to float32's rounding of the sums of groups."""
+    words = matrix(*case)
+    num_out, num_in = words.shape
+    exact = words.expand().double().t()
+    for rows in (1, 2):
+        x, gain, bias = normal(rows, num_in), normal(num_in), normal(num_out)
+        out = torch.full((rows, num_out), float("nan"))
+        packed_product(x, words, out)
+        expected = x.double() @ exact
+        assert relative_error(out, expected) < 1e-6
+        packed_product(x, words, out, adds=True, bias=bias)
+        assert relative_error(out, 2 * expected + bias.double()) < 1e-6
+        narrow = torch.full((rows, num_out), float("nan"), dtype=HALF)
+        packed_product(x, words, narrow, gain=gain, epsilon=EPSILON)
+        assert relative_error(narrow, normalised(x, gain) @ exact) < 0.003
+
+
+def test_rows_of_unlike_numbers() -> None:
+    """Small numbers next to great ones, zeros, and what is not a number."""
+    words = matrix(4, 32, False, False, 24, 512)
+    x = normal(2, 512) * torch.logspace(-12, 12, 512).to(HALF)
+    x[1, :256] = 0
+    out = torch.empty(2, 24)
+    packed_product(x, words, out)
+    assert relative_error(out, x.double() @ words.expand().double().t()) < 1e-6
+    x = torch.zeros_like(x)
+    packed_product(x, words, out)
+    assert not out.any()
+    for value in (float("nan"), float("inf")):
+        x[1, 300] = value
+        packed_product(x, words, out)
+        assert not out[0].any()
+        assert not out[1].isfinite().any()
+
+
+def test_a_gated_product() -> None:
+    words = matrix(4, 128, True, False, 2 * 80, 384)
+    x, gain = normal(2, 384), normal(384)
+    found = packed_gated_product(x, words, gain=gain, epsilon=EPSILON)
+    gate, up = (normalised(x, gain) @ words.expand().double().t()).chunk(2, 1)
+    assert relative_error(found, F.silu(gate) * up) < 0.003
+
+
+def test_projected_heads() -> None:
+    heads, kv_heads, size, hidden = 3, 2, 32, 256
+    x, norm = normal(2, hidden), RMSNorm(normal(hidden), EPSILON)
+    words = matrix(4, 32, False, False, (heads + 2 * kv_heads) * size, hidden)
+    bias = normal(words.shape[0])
+    rotations = Rotary(RotaryConfig(size), 64, torch.device("cpu")).at(torch.tensor([5, 17]))
+    expected = (norm(x).float() @ words.expand().t() + bias).to(HALF).view(2, -1, size)
+    rotate_(expected[:, : heads + kv_heads], rotations)
+    pool, counterpart = (KVPool(1, 4, 16, kv_heads, size, HALF, "cpu") for _ in range(2))
+    slots = torch.tensor([33, 7])
+    counterpart.write(0, slots, expected[:, heads:].view(2, 2, kv_heads, size))
+    query = packed_heads(
+        x,
+        words,
+        rotations,
+        KVSlots(pool.keys(0), pool.values(0), slots),
+        gain=norm.gain,
+        epsilon=norm.epsilon,
+        bias=bias,
+        num_heads=heads,
+    )
+    assert relative_error(query, expected[:, :heads]) < 0.01
+    assert relative_error(pool.storage[0], counterpart.storage[0]) < 0.01
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_product_of_more_rows(case: tuple[int, int, bool, bool, int, int]) -> None:
+    """A row's result is its own, bit for bit."""
+    words = matrix(*case)
+    num_out, num_in = words.shape
+    x = normal(33, num_in)
+    whole = torch.full((33, num_out), float("nan"))
+    multiply_packed(x, words, whole, in_one_order=True)
+    assert relative_error(whole, x.double() @ words.expand().double().t()) < 1e-6
+    for first, count in ((0, 1), (20, 9)):
+        part = torch.full((count, num_out), float("nan"))
+        multiply_packed(x[first : first + count].contiguous(), words, part)
+        assert torch.equal(part, whole[first : first + count])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_many_rows_are_multiplied_with_the_expanded_matrix(
+    case: tuple[int, int, bool, bool, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = matrix(*case)
+    num_out, num_in = words.shape
+    found = expand(words, torch.empty(num_out, num_in, dtype=HALF))
+    assert torch.equal(found, words.expand().to(HALF))
+    monkeypatch.setattr(packed, "EXPANDED_BYTES", 2 * 2 * num_in * 16)  # two tiles at a time
+    x = normal(packed.MANY_ROWS, num_in)
+    out = torch.full((len(x), num_out), float("nan"), dtype=HALF)
+    multiply_packed(x, words, out)
+    assert relative_error(out, x.double() @ found.double().t()) < 0.003
+
+
+def test_rows_of_many_inputs() -> None:
+    words = matrix(4, 128, False, False, 16, packed.MAX_INPUTS)
+    x, out = normal(2, packed.MAX_INPUTS), torch.empty(2, 16)
+    assert is_few(words, 2)
+    packed_product(x, words, out)
+    assert relative_error(out, x.double() @ words.expand().double().t()) < 1e-6
+    assert not is_few(matrix(4, 128, False, False, 16, packed.MAX_INPUTS + 128), 1)

@@ -1,0 +1,58 @@
+"""The source of the kernels for packed matrices: it compiles, and its layout is that of `Words`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llm.kernels.cuda import CudaError, compiled, source_text
+from llm.kernels.packed import SOURCE, Variant
+from llm.kernels.words import Words
+
+VARIANTS = [
+    Variant(4, 4, wide=False, lows=False, rows=1, stages=5),
+    Variant(4, 1, wide=False, lows=True, parts=2, rows=2, stages=4),
+    Variant(8, 4, wide=True, lows=False, rows=1, stages=4, heads=True),
+    Variant(8, 2, wide=False, lows=True, tiles=4, outs=4, stages=2),
+    Variant(4, 2, wide=True, lows=True),
+]
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_source_compiles(variant: Variant) -> None:
+    """For the oldest architecture, and for those with programmatic dependent launch."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # the bindings' own, by their version
+        pytest.skip(f"no NVRTC: {error}")
+    architecture = ARCHITECTURES[VARIANTS.index(variant) % len(ARCHITECTURES)]
+    code = compiled(source_text(SOURCE), SOURCE, variant.macros(), architecture)
+    assert code.startswith(b"\x7fELF")
+    with pytest.raises(CudaError, match="BITS"):
+        compiled(source_text(SOURCE), SOURCE, {}, architecture)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 256), (8, 16), (8, 32)])
+def test_lanes_find_their_numbers(bits: int, group: int) -> None:
+    """Read by the rule of the kernels: the word of a lane, two numbers at a time."""
+    num_out, num_in, unit = 20, 512, 128 // bits
+    numbers = torch.randint(0, 1 << bits, (num_out, num_in), dtype=torch.uint8)
+    scales = torch.randn(num_out, num_in // group).half().float()
+    words = Words.pack(numbers, scales, None, bits)
+    octets, groups = words.values.flatten(2), words.scales.shape[3]
+    for output, i in torch.cartesian_prod(torch.arange(num_out), torch.arange(num_in)).tolist():
+        (tile, half, g), (block, c) = (
+            (output // 16, output // 8 % 2, output % 8),
+            divmod(i // unit, 4),
+        )
+        t, place = divmod(i % unit, unit // 4)
+        word = int(octets[tile, block, half * 128 + (4 * g + t) * 4 + c])
+        pairs = [word >> 4 * n & 0x000F000F for n in range(4)]
+        pair = place // 2 if bits == 4 else place // 2 * 2
+        found = pairs[pair] >> 16 * (place % 2) & 15
+        if bits == 8:
+            found += 16 * (pairs[pair + 1] >> 16 * (place % 2) & 15)
+        assert found == numbers[output, i]
+        assert words.scales[tile, block, g, c // (4 // groups), half] == scales[output, i // group]
