@@ -161,9 +161,7 @@ class Sequence:
         self.bind(pages, received.num_tokens)
         if received.token is None:
             return None
-        reason = self.accept(received.token)
-        self.extend_end = self.end  # it is fed like the end of a prompt
-        return reason
+        return self.accept(received.token)
 
     def activate(self, num_tokens: int) -> None:
         """Mark the next `num_tokens` as fed by the coming step."""

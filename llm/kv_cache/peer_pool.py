@@ -33,7 +33,8 @@ def share_pool(pool: KVPool) -> PoolHandle | None:
     """
     if pool.device.type == "cuda":
         return PoolHandle(pool.num_pages, layers=tuple(map(_cuda_handle, pool.storage)))
-    return None if pool.file is None else PoolHandle(pool.num_pages, file=pool.file.path)
+    file = pool.file
+    return None if file is None else PoolHandle(pool.num_pages, file.path, file.number)
 
 
 class PeerPool:
@@ -59,7 +60,7 @@ class PeerPool:
                 raise ValueError(f"{len(handle.layers)} layers of {own.num_layers}")
             memory = [_open_cuda(layer, own.device, num_bytes) for layer in handle.layers]
         else:
-            memory = _open_file(handle.file, own.num_layers, num_bytes)
+            memory = _open_file(handle, own.num_layers, num_bytes)
         return cls(own, [m.view(own.dtype).view(shape) for m in memory], handle.num_pages)
 
     def write(self, pages: Sequence[int], own_pages: Sequence[int]) -> None:
@@ -96,13 +97,15 @@ def _open_cuda(handle: CudaHandle, device: torch.device, num_bytes: int) -> Tens
     return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
 
 
-def _open_file(path: str, num_layers: int, num_bytes: int) -> list[Tensor]:
+def _open_file(handle: PoolHandle, num_layers: int, num_bytes: int) -> list[Tensor]:
+    path = handle.file
     if not _PATH.fullmatch(path):
         raise ValueError("no file of a pool")
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_own or found.st_ino != handle.number:
             raise ValueError(f"{path} is no file of a pool")
         size = num_layers * num_bytes
         if found.st_size != size:

@@ -10,8 +10,13 @@ CudaHandle = tuple[bytes, int, int, bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class PoolHandle:
-    """Path of the `SharedFile` of a pool of this machine and user, or the memory of each layer."""
+    """Path and inode of the `SharedFile` of a pool of this machine and user, or the memory of each
+    layer.
+
+    The path of another container, or of a process that is gone, may be that of another file.
+    """
 
     num_pages: int
     file: str = ""
+    number: int = 0
     layers: tuple[CudaHandle, ...] = ()

@@ -20,6 +20,8 @@ class SharedFile:
         self._file = os.memfd_create("sonant-kv", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, num_bytes)
+        self.number = os.fstat(self._file).st_ino
+        """Its inode, which no other one has."""
         self.memory = self.map(self._file, num_bytes)
         """uint8 [num_bytes]"""
 

@@ -118,7 +118,9 @@ class Scheduler:
         return self._counters.snapshot()
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence by priority and arrival; one with pages in front."""
+        """Queue a new sequence by priority and arrival; one with pages in front, or to decode if it
+        has its first token.
+        """
         sequence.limit_length(self._limits.max_length)
         received, sequence.received = sequence.received, None
         if received is None:
@@ -137,7 +139,14 @@ class Scheduler:
             self._mark_first_token(sequence, now)
             sequence.token_s = now
         self._table.add(sequence)
-        self._table.queue_in_front(sequence)
+        # The context of decoding rows is not limited: prompts are admitted by it.
+        limits, num_decoding = self._limits, len(self._table.decoding)
+        may_decode = limits.max_total_tokens is None and num_decoding < limits.max_decoding
+        if received.token is not None and may_decode:
+            self._table.decode(sequence)
+        else:
+            sequence.extend_end = sequence.end  # it is fed like the end of a prompt
+            self._table.queue_in_front(sequence)
         if reason is not None:
             self._ended.append(self._finish(sequence, reason, now))
 
@@ -411,7 +420,7 @@ class Scheduler:
             if self._kv.has_claim(request_id) != bool(sequence.pages):
                 raise AssertionError(f"{sequence!r}: does not match the KV manager")
         num_holders = sum(bool(sequence.pages) for sequence in self._table)
-        if self._kv.num_claims != num_holders + len(self._in_flight.ended):
+        if self._kv.num_claims != num_holders + len(self._in_flight.ended) + self._kv.num_transfers:
             raise AssertionError(f"{self!r}: pages of a request that has ended")
 
     def __repr__(self) -> str:

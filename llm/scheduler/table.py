@@ -105,7 +105,7 @@ class SequenceTable:
         """Put a paused sequence back to the place that its tokens require."""
         if not sequence.needs_extend:
             self.decode(sequence)
-        elif sequence.first_scheduled_s is not None:
+        elif sequence.pages or sequence.first_scheduled_s is not None:
             self.queue_in_front(sequence)
         else:
             self.remove(sequence)
@@ -216,7 +216,7 @@ class PendingQueue:
 
     def holders(self) -> Iterator[Sequence]:
         """Iterate over waiting sequences that hold pages, last in line first."""
-        # Only sequences at the front can: pages are claimed when a prompt is first scheduled.
+        # Only sequences at the front can: they have run, or have a transfer's pages.
         return (sequence for sequence in reversed(self._front) if sequence.pages)
 
     def __len__(self) -> int:

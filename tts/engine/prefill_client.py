@@ -49,17 +49,18 @@ NO_CONTENT = np.empty(0, np.uint8)
 
 
 class PeerPages(NamedTuple):
-    """Pages of a reader's pool."""
+    """Pages of a reader's pool. `wants_digest`: it compares what arrives."""
 
     pool: PoolHandle
     pages: tuple[int, ...]
+    wants_digest: bool = False
 
 
 class PagePart(NamedTuple):
     """The next pages of a prompt: their content, or (`is_written`) the reader's pool has it.
 
-    The last part has the first token of the answer, if it was sampled as the request says. The
-    first ones that are written to a pool have a `PageTransfer.digest`.
+    The last part has the first token of the answer, if it was sampled as the request says. Those
+    that are written to a pool have a `PageTransfer.digest` the first time, and if one is wanted.
     """
 
     num_pages: int
@@ -182,7 +183,8 @@ class PrefillClient:
             logger.warning("pages go over the host's memory: %s", error)
             peers[handle] = None
             return False, None
-        return True, self._transfer.digest(pages) if is_new else None
+        has_digest = is_new or target.wants_digest
+        return True, self._transfer.digest(pages) if has_digest else None
 
     def unmap(self, pool: PoolHandle) -> None:
         """Unmap a reader's pool, which no request names any more."""

@@ -103,6 +103,7 @@ class DecodeClient:
         self._bases, self._watermark = tuple(each.base for each in endpoints), watermark
         self._num_open = [0] * len(self._prefills)
         self._pools: dict[int, PoolHandle | None] = {}  # for each engine
+        self._proven: set[int] = set()  # engines whose writes have arrived in the pool
         self._releasing: set[asyncio.Task[None]] = set()
         self._num_fetching = 0
         self._names = itertools.count()
@@ -215,6 +216,8 @@ class DecodeClient:
             if claim is not None:
                 written, token = transfer.num_written, transfer.token
                 transfer.received = self._transfer.received(claim, written, token)
+            else:  # one that comes too late would hold what the prompt waits for
+                self._post(partial(self._release, transfer))
             yield transfer.received
         finally:
             if transfer.received is None or not transfer.received.is_taken:
@@ -251,8 +254,9 @@ class DecodeClient:
             await asyncio.to_thread(self._transfer.wait_for_room)
 
     def _release(self, transfer: _Transfer) -> None:
-        if transfer.claim is not None:
-            self._transfer.release(transfer.claim, num_written=transfer.num_written)
+        claim, transfer.claim = transfer.claim, None
+        if claim is not None:
+            self._transfer.release(claim, num_written=transfer.num_written)
 
     def _post(self, command: Callable[[], None]) -> None:
         with suppress(EngineStoppedError):
@@ -294,13 +298,17 @@ class DecodeClient:
         if not inbox.path:
             pool = None  # the end of a write could not be noticed
         try:
-            answers = remote.prefill(request, first_page, inbox.path, pool, missing if pool else ())
+            targets, is_proven = missing if pool else (), number in self._proven
+            answers = remote.prefill(
+                request, first_page, inbox.path, pool, targets, pool is not None and not is_proven
+            )
             async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
                 async for pages in answers:
                     limit.reschedule(loop.time() + ANSWER_S)
                     if pages.is_written:
-                        _check_written(pages, missing if pool else ())
-                        await self._check_digest(number, pages, missing)
+                        _check_written(pages, targets)
+                        if not is_proven or pages.digest is not None:
+                            await self._check_digest(number, pages, missing)
                     else:
                         store = partial(self._store, transfer.missing, pages, inbox)
                         await loop.run_in_executor(self._writer, store)
@@ -316,24 +324,24 @@ class DecodeClient:
 
     def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
         """Keep an engine from writing to the pool; leave the claim to `_release_later` if it may be
-        writing. `is_lost`: its process may have ended.
+        writing. `is_lost`: its process may have ended, whose last copies on a GPU end later.
         """
-        if inbox.shut() and not is_lost:
+        if inbox.shut() and not (is_lost and self._transfer.is_on_gpu):
             return
         left = replace(transfer)
         transfer.claim, transfer.num_written, transfer.token = None, 0, None
-        task = asyncio.create_task(self._release_later(left, inbox, is_lost=is_lost))
+        task = asyncio.create_task(self._release_later(left, inbox))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release_later(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
+    async def _release_later(self, transfer: _Transfer, inbox: Inbox) -> None:
         """Release a claim once its pages are certainly not written any more: when the other engine
         has closed the request, or its process has ended.
         """
         try:
             while not inbox.shut():
                 await asyncio.sleep(SHUT_S)
-            if is_lost and self._transfer.is_on_gpu:
+            if self._transfer.is_on_gpu:
                 await asyncio.sleep(TEARDOWN_S)
             self._writer.submit(self._post, partial(self._release, transfer))
         finally:
@@ -353,17 +361,16 @@ class DecodeClient:
         return self._pools[number]
 
     async def _check_digest(self, number: int, pages: Pages, missing: tuple[int, ...]) -> None:
-        """Compare what an engine has written for the first time with what it has read.
+        """Compare what an engine has written with what it has read, until this was right once.
 
         Between some GPUs copies arrive incomplete without an error. Raises ValueError, and has the
         engine write to this pool no more.
         """
-        if pages.digest is None:
-            return
         found = await asyncio.to_thread(self._transfer.digest, missing)
         if found != pages.digest:
             self._pools[number] = None
             raise ValueError("its pages did not arrive in this engine's pool as they were sent")
+        self._proven.add(number)
 
     def _store(self, missing: tuple[int, ...], pages: Pages, inbox: Inbox) -> None:
         """Write received pages to the pool; on the writer's thread."""

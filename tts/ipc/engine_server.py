@@ -386,7 +386,7 @@ class EngineServer:
         # without it the reader does not wait for writes.
         is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
         if is_local and work.pool is not None:
-            target = PeerPages(work.pool, work.pages)
+            target = PeerPages(work.pool, work.pages, work.wants_digest)
             peer.pools.add(work.pool)
         with outlet or nullcontext():
             async with aclosing(self._client.prefill(request, work.first_page, target)) as parts:

@@ -104,7 +104,8 @@ class Prefill(Work, frozen=True):
 
     `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `pool` is its
     pool, which an engine of the same machine may write to, see `llm.PeerPool`: to `pages`, one for
-    each page that is missing, for as long as it holds the inbox.
+    each page that is missing, for as long as it holds the inbox. With `wants_digest` the answer has
+    a `PageTransfer.digest`.
     """
 
     request: Request
@@ -112,6 +113,7 @@ class Prefill(Work, frozen=True):
     inbox: str = ""
     pool: PoolHandle | None = None
     pages: tuple[int, ...] = ()
+    wants_digest: bool = False
 
 
 # --- from the engine
@@ -179,8 +181,8 @@ class Pages(Answer, frozen=True):
     """Content of the next pages of a prompt, in order, as read by `llm.PageTransfer`.
 
     It is in `data`, or in the first `num_bytes` of a slot of the reader's inbox that is not
-    negative, or in the pages of its pool already (`is_written`), for the first time with a
-    `PageTransfer.digest`. With the last one comes the first token of the answer, if it was sampled.
+    negative, or in the pages of its pool already (`is_written`), with a digest the first time, and
+    if one is wanted. With the last one comes the first token of the answer, if it was sampled.
     """
 
     num_pages: int

@@ -169,6 +169,7 @@ class RemoteEngineClient:
         inbox: str = "",
         pool: PoolHandle | None = None,
         pages: tuple[int, ...] = (),
+        wants_digest: bool = False,
     ) -> AsyncGenerator[Pages, None]:
         """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
 
@@ -177,7 +178,7 @@ class RemoteEngineClient:
         """
 
         def work(front_end: str, stream: int, request: Request) -> Prefill:
-            return Prefill(front_end, stream, request, first_page, inbox, pool, pages)
+            return Prefill(front_end, stream, request, first_page, inbox, pool, pages, wants_digest)
 
         async with self._reading(work, request, PAGES_WINDOW) as reader:
             part = None

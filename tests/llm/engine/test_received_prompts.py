@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llm import PipelineRole
+from llm.batch import ForwardMode
 from llm.config import PipelineConfig
 from llm.engine.engine import Engine, TokenStream, create_engine
 from llm.errors import RequestError
@@ -130,8 +131,25 @@ def test_tokens_are_those_of_one_engine(
             assert last.cached_prompt_tokens == last.prompt_tokens - (not with_token)
         assert (decode.stats().preemptions > 0) == (num_pages == 13)
         assert decode.stats().sequences.first_token_s.count == 2
+        modes = {batch.mode for batch in decode.stats().batches if batch.rows.count}
+        assert (modes == {ForwardMode.DECODE}) == (with_token and num_pages == 128)
         check_released(decode)
     check_released(prefill)
+
+
+def test_no_more_decode_than_may(text_checkpoint: Path, prefill: Engine) -> None:
+    with running(text_checkpoint, PipelineRole.PrefillAndDecode) as plain:
+        expected = [tokens_of(plain.submit(request))[0] for request in requests(4)]
+    with running(text_checkpoint, PipelineRole.DecodeOnly, max_queue_size_tg=2) as decode:
+        prompts = [received(prefill, decode, request) for request in requests(4)]
+        pairs = zip(requests(4), prompts, strict=True)
+        streams = [decode.submit(request, received=prompt) for request, prompt in pairs]
+        for prompt, stream, tokens in zip(prompts, streams, expected, strict=True):
+            assert [prompt.token, *tokens_of(stream)[0]] == tokens
+        for batch in decode.stats().batches:
+            assert batch.rows.bounds[:2] == (1, 2)
+            assert not any(batch.rows.counts[2:])
+        check_released(decode)
 
 
 def test_a_token_that_is_the_last_ends_the_request(text_checkpoint: Path, prefill: Engine) -> None:

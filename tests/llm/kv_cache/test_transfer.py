@@ -101,7 +101,8 @@ from llm.kv_cache.pool_handle import PoolHandle
 own = KVPool({layers}, 6, {page}, {heads}, {dim})
 for layer in own.storage:
     layer.fill_(7.0)
-PeerPool.open(PoolHandle({num_pages}, sys.argv[1]), own).write((3, 5), (1, 2))
+handle = PoolHandle({num_pages}, sys.argv[1], int(sys.argv[2]))
+PeerPool.open(handle, own).write((3, 5), (1, 2))
 """
 
 
@@ -111,7 +112,7 @@ def test_another_process_writes_a_pool(tmp_path: Path) -> None:
     handle = share_pool(pool)
     assert handle is not None
     script = WRITER.format(layers=LAYERS, page=PAGE, heads=HEADS, dim=DIM, num_pages=8)
-    subprocess.run([sys.executable, "-c", script, handle.file], check=True)
+    subprocess.run([sys.executable, "-c", script, handle.file, str(handle.number)], check=True)
     found = pool.read_pages(torch.arange(8)).float()
     assert set(found[:, :, [3, 5]].flatten().tolist()) == {7.0}
     assert set(found[:, :, [0, 1, 2, 4, 6, 7]].flatten().tolist()) == {0.0}
@@ -121,7 +122,8 @@ def test_another_process_writes_a_pool(tmp_path: Path) -> None:
 def test_only_the_file_of_a_pool_is_mapped(tmp_path: Path) -> None:
     own = KVPool(LAYERS, 6, PAGE, HEADS, DIM)
     assert share_pool(own) is None, "it is not shared"
-    shared = share_pool(KVPool(LAYERS, 6, PAGE, HEADS, DIM, is_shared=True))
+    same = KVPool(LAYERS, 6, PAGE, HEADS, DIM, is_shared=True)
+    shared = share_pool(same)
     assert shared is not None
     file = tmp_path / "file"
     file.write_bytes(bytes(10))
@@ -133,7 +135,9 @@ def test_only_the_file_of_a_pool_is_mapped(tmp_path: Path) -> None:
     found = share_pool(other)
     assert found is not None
     with pytest.raises(ValueError, match="bytes of a pool"):
-        PeerPool.open(PoolHandle(6, found.file), own)
+        PeerPool.open(PoolHandle(6, found.file, found.number), own)
+    with pytest.raises(ValueError, match="is no file of a pool"):
+        PeerPool.open(PoolHandle(6, shared.file, found.number), own)
     with pytest.raises(FileNotFoundError):
         PeerPool.open(PoolHandle(6, f"/proc/{os.getpid()}/fd/99999"), own)
 

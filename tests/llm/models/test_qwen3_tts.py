@@ -90,8 +90,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[Frames]:
     model = Reference.read(folder)
-    found = [list(model.frames(prompt, NUM_FRAMES, None, own)) for prompt, own in TEXTS_OF.items()]
-    plain = [list(model.frames(prompt, NUM_FRAMES)) for prompt in PROMPTS]
+    found: list[Frames] = [
+        list(model.frames(prompt, NUM_FRAMES, None, own)) for prompt, own in TEXTS_OF.items()
+    ]
+    plain: list[Frames] = [list(model.frames(prompt, NUM_FRAMES)) for prompt in PROMPTS]
     changed = [codes_of(one) != codes_of(other) for one, other in zip(found, plain, strict=True)]
     assert changed == [bool(texts) for texts in TEXTS]
     return found
@@ -110,7 +112,11 @@ def engine(folder: Path) -> Iterator[Engine]:
 def ask(engine: Engine, name: str, prompt: Sequence[Token], **values: Any) -> Iterator[TokenChunk]:
     """Greedily, and with the texts of `TEXTS_OF`, unless `values` has others."""
     texts = TEXTS_OF.get(tuple(prompt), ())
-    own = {"temperature": 0.0, "max_tokens": NUM_FRAMES, "frame_texts": texts}
+    own: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": NUM_FRAMES,
+        "frame_texts": texts,
+    }
     sampling = SamplingParams(**own | values)
     return engine.submit(Request(name, tuple(prompt), sampling))
 

@@ -11,7 +11,7 @@ from llm.batch import ScheduledRow, StepOutput
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
 from llm.scheduler import SchedulerLimits
 from llm.scheduler.table import PendingQueue
-from llm.sequence import Sequence
+from llm.sequence import ReceivedPrompt, Sequence
 from tests.llm.scheduler.shadow import EOS, Harness, ShadowPipeline, expected_output
 
 
@@ -115,6 +115,25 @@ def test_a_paused_sequence_gives_its_pages_when_they_are_needed() -> None:
     made.scheduler.resume("x")
     made.run_all()
     for name in "xy":
+        assert made.result(name) == expected_output(made.requests[name])
+
+
+def test_a_paused_sequence_with_pages_that_never_ran_stays_in_front() -> None:
+    """Behind an older prompt that needs those pages none of the two could ever run."""
+    made = harness(num_pages=10, kvcache_ce_watermark=1.0)
+    made.add("older", 36, **endless(max_tokens=2))
+    request = Request("x", tuple(range(1, 13)), SamplingParams(max_tokens=2))
+    assert made.kv.claim("claim", range(13), is_transfer=True) == 0
+    made.scheduler.check_integrity()
+    sequence = Sequence(request, made.now)
+    sequence.received = ReceivedPrompt("claim", 0, 0)
+    made.requests["x"], made.chunks["x"] = request, []
+    made.scheduler.add(sequence)
+    made.scheduler.pause("x")
+    made.scheduler.resume("x")
+    made.scheduler.check_integrity()
+    made.run_all()
+    for name in ("older", "x"):
         assert made.result(name) == expected_output(made.requests[name])
 
 

@@ -114,9 +114,11 @@ async def all_tokens(client: EngineClient, asked: Sequence[Request]) -> list[tup
     return [tokens for tokens, _ in found]
 
 
-async def oracle(checkpoint: Path, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+async def oracle(
+    checkpoint: Path, asked: Sequence[Request], **values: Any
+) -> list[tuple[int, ...]]:
     """Return the tokens that one engine generates."""
-    client = client_of(checkpoint, PipelineRole.PrefillAndDecode)
+    client = client_of(checkpoint, PipelineRole.PrefillAndDecode, **values)
     try:
         return await all_tokens(client, asked)
     finally:
