@@ -89,13 +89,20 @@ class Product:
         bits, group, has_minimums = PACKED[self.packed]
         return count * bits // 8 + count // group * SCALE_BYTES * (1 + has_minimums)
 
-    def blocks(self, rows: int) -> Blocks | None:
-        """Return the tile sizes that a model uses."""
+    def blocks(self, rows: int, *, in_half: bool = False) -> Blocks | None:
+        """Return the tile sizes that a model uses, of float8 also those for sums in float16."""
         if self.packed:
             block_in = UNITS * UNIT_BITS // PACKED[self.packed][0]
             return Blocks(OUTPUTS, block_in, FEW_ROWS_WARPS) if rows <= MAX_ROWS else None
         width = self.weight_width
-        return blocks_for(self.num_out, self.num_in, rows, parts=self.parts, weight_bytes=width)
+        return blocks_for(
+            self.num_out,
+            self.num_in,
+            rows,
+            parts=self.parts,
+            weight_bytes=width,
+            in_half=in_half,
+        )
 
 
 @dataclass(frozen=True, slots=True)

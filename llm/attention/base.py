@@ -107,7 +107,7 @@ class AttentionOptions:
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
     enable_pdl: bool = False  # kernels may start before the previous one has ended
-    # launch level of the built-in kernel for few rows; None: not used
+    # launch level of the built-in kernels for rows of one query; None: not used
     few_rows_level: int | None = None
     batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
 
@@ -195,10 +195,10 @@ class PlannedAttention(Generic[PlanT]):
     def slots(self, layer: int) -> KVSlots | None:
         """Return where a kernel may store one layer's keys and values before `attend_stored`.
 
-        None for float8 pages: `KVPool.write` converts to that format.
+        None for float8 pages that the device's kernels cannot convert to: `KVPool.write` does.
         """
         slots, pool = self.backend.slots(self.plan), self.backend.pool
-        if slots is None or pool.dtype.itemsize == 1:
+        if slots is None or (pool.dtype.itemsize == 1 and not pool.kernels_take_float8):
             return None
         return KVSlots(pool.keys(layer), pool.values(layer), slots)
 

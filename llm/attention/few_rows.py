@@ -29,7 +29,7 @@ MAX_QUERIES = 16  # heads that share a KV head
 
 
 @triton.jit
-def _capped(scores: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
+def capped(scores: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
     """Return c × tanh(s / c), where tanh x = 1 − 2 / (1 + exp 2x)."""
     if SOFT_CAP > 0:
         scores = SOFT_CAP * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 / SOFT_CAP))))
@@ -69,7 +69,7 @@ def _attend_tile(
     two.
     """
     largest, total, summed = state
-    scores = _capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
+    scores = capped(tl.dot(group, tl.trans(key)) * scale, SOFT_CAP) * 1.4426950408889634
     scores = tl.where(is_seen[None, :], scores, -1.0e30)
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_largest[:, None])

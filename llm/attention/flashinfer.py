@@ -7,7 +7,8 @@ A batch is computed in two calls, each of which reads keys from their pages:
 
 A prompt whose only new token follows a cached prefix may be in either call: both read everything
 from pages, and nothing is merged. A captured plan has the same two calls, with the sizes of its
-shape. On Hopper the second call uses FA2 when captured, and FA3 otherwise.
+shape. On Hopper the second call uses FA2 when captured, and FA3 otherwise. In place of the first
+one captured plans have the kernels of this repository, where these are in use.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from llm.attention.flashinfer_kernels import (
     ExtendCall,
     Kernels,
 )
+from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists, list_words, write_page_lists
 from llm.attention.workspaces import NUM_STAGINGS, Workspaces
 from llm.batch import ForwardBatch
@@ -73,6 +75,7 @@ class CapturedCalls:
     decodes: tuple[DecodeCall, ...] = ()
     extends: tuple[CapturedExtendCall, ...] = ()
     few_rows: FewRowsDecode | None = None  # computes all rows, if set
+    many_rows: ManyRowsDecode | None = None  # computes the single rows, if set
     own: StagedMemory | None = None  # memory of the tables; None: the caller sends them
 
 
@@ -101,12 +104,14 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
         self._out = torch.empty(0, dtype=options.dtype, device=pool.device)
         self._has_few_rows = FewRowsDecode.can_compute(pool, options)
+        self._has_many_rows = ManyRowsDecode.can_compute(pool, options)
         self.can_capture_prompts = self._parts[0].has_captured_extend(windows)
 
     @property
     def description(self) -> str:
         """See `AttentionBackend.description`."""
         many = "tensor cores" if self._parts[0].uses_tensor_cores(None) else "CUDA cores"
+        many = "a built-in kernel" if self._has_many_rows else many
         extending = dict.fromkeys(call.kernel.upper() for call in self._extends.values())
         return f"flashinfer, many rows on {many}, prompts by {' and '.join(extending)}"
 
@@ -145,6 +150,10 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             out = captured.out.view(query.shape)  # padding tokens keep their previous values
         else:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if captured is not None and captured.many_rows is not None:
+            last = captured.shape.num_singles
+            window = self.windows[layer]
+            captured.many_rows.attend(layer, query[:last], window, out[:last])
         for call in plan.calls:
             call.wrappers[self.windows[layer]].run(
                 query[call.first : call.last],
@@ -171,8 +180,12 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             few_rows = FewRowsDecode(self.pool, self.options, captured.lists)
             return FlashInferPlan(slots, (), replace(captured, few_rows=few_rows))
         calls, windows = [], dict.fromkeys(self.windows)
-        decodes, extends = {}, {}
-        if last:
+        decodes, extends, many_rows = {}, {}, None
+        if last and self._has_many_rows:
+            captured.lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
+            floats = self._parts[1].floats.view(torch.float32)
+            many_rows = ManyRowsDecode(self.pool, self.options, captured.lists, last, floats)
+        elif last:
             buffers = captured.lists.rows(0, last)
             decodes = {window: DecodeCall(*self._parts, window, buffers) for window in windows}
             for decode in decodes.values():
@@ -189,7 +202,12 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             for extend in extends.values():
                 extend.plan(padding.rows(last, num_rows))
             calls.append(PlannedCall.of(last, shape.num_tokens, extends))
-        found = replace(captured, decodes=tuple(decodes.values()), extends=tuple(extends.values()))
+        found = replace(
+            captured,
+            decodes=tuple(decodes.values()),
+            extends=tuple(extends.values()),
+            many_rows=many_rows,
+        )
         return FlashInferPlan(slots, tuple(calls), found)
 
     def _in_place(

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 class Blocks:
     """A program multiplies tiles of `block_out` outputs, with all inputs in chunks of `block_in`.
 
-    `programs` share the tiles in turn; 0: one program per tile.
+    `programs` share the tiles in turn; 0: one program per tile. `in_half`: products of float8 are
+    added by chunks in float16.
     """
 
     block_out: int
     block_in: int
     num_warps: int
     programs: int = 0
+    in_half: bool = False
 
     def grid(self, num_out: int) -> int:
         """Return the number of programs."""

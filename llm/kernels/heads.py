@@ -59,6 +59,7 @@ def _heads_kernel(
     projected: tl.tensor,
     rotations: tl.tensor,
     gain: tl.tensor,
+    factors: tl.tuple,
     pages: tl.tuple,
     epsilon: tl.tensor,
     HEADS: tl.constexpr,
@@ -69,9 +70,12 @@ def _heads_kernel(
     PAGE: tl.constexpr,
     HAS_GAIN: tl.constexpr,
     STORES: tl.constexpr,
+    IS_SCALED: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """Process `BLOCK_HEADS` of one token's queries, keys and values."""
+    """Process `BLOCK_HEADS` of one token's queries, keys and values. `factors`: the scales of
+    tokens and of values, if they are scaled.
+    """
     if LEVEL == 2:
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -83,6 +87,10 @@ def _heads_kernel(
         gdc_wait()
     places = projected + (token * (HEADS + 2 * KV_HEADS) + heads) * SIZE + dims
     x = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    if IS_SCALED:
+        scales = tl.load(factors[1] + heads * SIZE + dims, mask=mask, other=0.0)
+        x = x * scales * tl.load(factors[0] + token)
+        x = x.to(projected.dtype.element_ty).to(tl.float32)
     if HAS_GAIN:
         scale = tl.rsqrt(tl.sum(x * x, axis=1) + epsilon)[:, None]
         gains = tl.load(gain + heads * SIZE + dims, mask=mask & is_rotated, other=0.0)
@@ -97,7 +105,8 @@ def _heads_kernel(
     x = tl.reshape(x, (BLOCK_HEADS, BLOCK))
     if LEVEL == 1:
         gdc_launch_dependents()
-    tl.store(places, x, mask=mask & (heads < HEADS if STORES else is_rotated))
+    changed = heads < HEADS if STORES else is_rotated | IS_SCALED
+    tl.store(places, x, mask=mask & changed)
     if STORES:
         store_heads(x, pages, token, heads - HEADS, dims, mask, KV_HEADS, PAGE)
 
@@ -110,9 +119,11 @@ def rotate_heads(
     num_heads: int,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
+    scales: tuple[Tensor, Tensor] | None = None,
     level: int = 0,
 ) -> None:
-    """Normalise, rotate and store [T, H + 2 × Hkv, D] queries, keys and values.
+    """Normalise, rotate and store [T, H + 2 × Hkv, D] queries, keys and values. With `scales`
+    float32 [T] and [(H + 2 × Hkv) × D] they are those of a `ScaledProduct`.
 
     `rotations` complex64 [T, 1, D/2]; `gain` float32 [H + Hkv, D]. Queries are rotated in place.
     Keys and values are stored in their slots in `target` only; without a target keys are rotated in
@@ -127,6 +138,7 @@ def rotate_heads(
         projected,
         angles,
         angles if gain is None else gain,
+        (angles, angles) if scales is None else scales,
         () if target is None else pages_of(target),
         epsilon,
         HEADS=num_heads,
@@ -137,6 +149,7 @@ def rotate_heads(
         PAGE=1 if target is None else target.keys.shape[1],
         HAS_GAIN=gain is not None,
         STORES=target is not None,
+        IS_SCALED=scales is not None,
         LEVEL=level,
         num_warps=4,
         launch_pdl=level > 0,

@@ -44,6 +44,7 @@ def _few_rows_kernel(
     LOOPS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
     IS_FLOAT8: tl.constexpr,
+    IN_HALF: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     """Multiply. `END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
@@ -54,7 +55,9 @@ def _few_rows_kernel(
     factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
     if LEVEL > 0:
         gdc_wait()
-    rows, scales = load_rows(x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN, IS_FLOAT8)
+    rows, scales = load_rows(
+        x, gain, epsilon, num_rows, IN, BLOCK_IN, ROWS, HAS_GAIN, IS_FLOAT8, IN_HALF
+    )
     if LEVEL == 1:
         gdc_launch_dependents()
     if LOOPS:
@@ -112,6 +115,7 @@ def launch_few_rows(
         LOOPS=blocks.programs > 0,
         HAS_GAIN=gain is not None,
         IS_FLOAT8=scales is not None,
+        IN_HALF=blocks.in_half,
         LEVEL=level,
         num_warps=blocks.num_warps,
         launch_pdl=level > 0,

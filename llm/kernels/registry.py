@@ -27,6 +27,8 @@ KERNELS = (
     Kernel("attend_frame", "llm.layers.depth.DepthFrames"),
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
+    # One scale of a matrix for BLAS, and sums in float16 for few rows.
+    Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_experimental=True),
     Kernel(
         "multiply_split",
         "llm.layers.linear.FloatLinear",
@@ -35,6 +37,11 @@ KERNELS = (
     ),
     Kernel(
         "attend_few_rows",
+        "llm.attention.gathered.GatheredBackend",
+        is_experimental=True,
+    ),
+    Kernel(
+        "attend_many_rows",
         "llm.attention.gathered.GatheredBackend",
         is_experimental=True,
     ),

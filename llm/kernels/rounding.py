@@ -19,6 +19,14 @@ class Float8Rows(NamedTuple):
     scales: Tensor  # float32 [T]
 
 
+class ScaledProduct(NamedTuple):
+    """A product of float8 numbers, whose readers multiply it by the scales of both sides."""
+
+    values: Tensor  # [T, N]
+    row_scales: Tensor  # float32 [T]
+    scales: Tensor  # float32 [N] of the outputs
+
+
 def quantize_rows(x: Tensor) -> Float8Rows:
     """Round each row of x [T, K] to float8, so that its absolute maximum becomes the largest
     number of the format.

@@ -5,13 +5,23 @@ A tile is `BLOCK_OUT` rows of the matrix with all their inputs, held as a tuple 
 computed in one place. The order of a row's sum does not depend on other rows.
 
 Float8 matrices have a scale for each row of the matrix, and activations are rounded to float8 as in
-`llm.kernels.rounding.quantize_rows`.
+`llm.kernels.rounding.quantize_rows`. With `IN_HALF` a thread adds the products of the few chunks in
+float16, which holds them, and the rest in float32: two numbers of float8 become float16 in one
+instruction.
 """
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
+
+
+@triton.constexpr_function
+def _room_for(num_products: int) -> float:
+    """Return the power of two that so many products of float8 are divided by to fit float16."""
+    return float(1 << math.ceil(math.log2(448 * 448 / 65_504 * num_products)))
 
 
 @triton.jit
@@ -100,6 +110,14 @@ def row_factors(largest: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
+def add_and_compare(
+    sum_a: tl.tensor, largest_a: tl.tensor, sum_b: tl.tensor, largest_b: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Combine two pairs of a sum and a maximum."""
+    return sum_a + sum_b, tl.maximum(largest_a, largest_b)
+
+
+@triton.jit
 def quantize_row(row: tl.tuple) -> tl.tuple:
     """Round the chunks of a row to float8; return them in float32, and the row's scale."""
     largest = tl.abs(row[0])
@@ -113,6 +131,27 @@ def quantize_row(row: tl.tuple) -> tl.tuple:
 
 
 @triton.jit
+def quantize_row_to_half(row: tl.tuple, squares: tl.tensor, HAS_SQUARES: tl.constexpr) -> tl.tuple:
+    """Round the chunks of a row to float8; return them in float16, divided by a power of two so
+    that it holds sums of their products, and the row's scale. Also return the sum of `squares`.
+    """
+    FACTOR: tl.constexpr = _room_for(len(row))
+    largest = tl.abs(row[0])
+    for c in tl.static_range(1, len(row)):
+        largest = tl.maximum(largest, tl.abs(row[c]))
+    if HAS_SQUARES:
+        squares, largest = tl.reduce((squares, largest), 0, add_and_compare)
+    else:
+        largest = tl.max(largest, axis=0)
+    inverse, scale = row_factors(largest)
+    chunks: tl.tuple = ()
+    for c in tl.static_range(len(row)):
+        rounded = (row[c] * inverse).to(tl.float8e4nv).to(tl.float16)
+        chunks = chunks + (rounded * (1.0 / FACTOR),)
+    return chunks, scale * FACTOR, squares
+
+
+@triton.jit
 def load_rows(
     x: tl.tensor,
     gain: tl.tensor,
@@ -123,6 +162,7 @@ def load_rows(
     ROWS: tl.constexpr,
     HAS_GAIN: tl.constexpr,
     IS_FLOAT8: tl.constexpr,
+    IN_HALF: tl.constexpr,
 ) -> tl.tuple:
     """Load ROWS vectors in chunks, and for each the factor to apply to its products.
 
@@ -137,17 +177,23 @@ def load_rows(
     for t in tl.static_range(ROWS):
         row = load_row(x + t * IN, num_rows > t, IN, BLOCK_IN)
         scale = 1.0
+        squares = 0.0
         if HAS_GAIN:
             squares = row[0] * row[0]
             scaled: tl.tuple = (row[0] * gains[0],)
             for c in tl.static_range(1, len(row)):
                 squares += row[c] * row[c]
                 scaled = scaled + (row[c] * gains[c],)
-            scale = tl.rsqrt(tl.sum(squares, axis=0) + epsilon)
             row = scaled
-        if IS_FLOAT8:
-            row, factor = quantize_row(row)
-            scale = factor * scale
+        if IS_FLOAT8 and IN_HALF:
+            row, scale, squares = quantize_row_to_half(row, squares, HAS_GAIN)
+        else:
+            if HAS_GAIN:
+                squares = tl.sum(squares, axis=0)
+            if IS_FLOAT8:
+                row, scale = quantize_row(row)
+        if HAS_GAIN:
+            scale = scale * tl.rsqrt(squares + epsilon)
         rows = rows + (row,)
         scales = scales + (scale,)
     return rows, scales
@@ -155,11 +201,13 @@ def load_rows(
 
 @triton.jit
 def multiply_tile(tile: tl.tuple, row: tl.tuple) -> tl.tensor:
-    """Return float32 [BLOCK_OUT] products of a tile's rows with a vector."""
-    products = tile[0].to(tl.float32) * row[0][None, :]
+    """Return float32 [BLOCK_OUT] products of a tile's rows with a vector, whose format is that of
+    the sums over chunks.
+    """
+    products = tile[0].to(row[0].dtype) * row[0][None, :]
     for c in tl.static_range(1, len(tile)):
-        products += tile[c].to(tl.float32) * row[c][None, :]
-    return tl.sum(products, axis=1)
+        products += tile[c].to(row[c].dtype) * row[c][None, :]
+    return tl.sum(products.to(tl.float32), axis=1)
 
 
 @triton.jit

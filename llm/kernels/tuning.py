@@ -7,7 +7,8 @@ programs process several tiles. From three rows on BLAS is as fast.
 For float8 weights the rules follow from the compiled code, and have not been timed: a program's own
 work on the row costs as much as that on 200 bytes of weights a thread, so threads load as many
 bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
-program has one tile.
+program has one tile. With sums in float16 16 rows of the matrix in chunks of 512 inputs were the
+fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks are added that way.
 
 From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
 found with all of its kernels in one graph on an H100: each program fills most of a processor's
@@ -24,20 +25,31 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
+HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
+HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 128  # one for nearly every processor
 SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
 
 
 def blocks_for(
-    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, weight_bytes: int = 2
+    num_out: int,
+    num_in: int,
+    num_rows: int,
+    *,
+    parts: int = 1,
+    weight_bytes: int = 2,
+    in_half: bool = False,
 ) -> Blocks | None:
     """Return the tile sizes for `parts` matrices [num_out, num_in] of numbers of 2 bytes, or of 1
-    (float8); None: BLAS is faster.
+    (float8, and then perhaps `in_half`); None: BLAS is faster.
     """
     if num_rows > MAX_ROWS:
         return None
     is_long, is_float8 = num_in >= LONG_INPUTS, weight_bytes == 1
+    if in_half and not is_long and num_in % HALF_BLOCK_IN == 0:
+        num_warps = 4 if num_in <= HALF_INPUTS else 8
+        return Blocks(HALF_OUTPUTS // parts, HALF_BLOCK_IN, num_warps, in_half=True)
     num_warps = 8 if is_long and not is_float8 else 4
     thread_bytes = LONG_THREAD_BYTES if is_long else THREAD_BYTES
     lines = num_warps * 32 * thread_bytes // (parts * num_in * weight_bytes)
@@ -45,7 +57,7 @@ def blocks_for(
     if num_out >= MANY_OUTPUTS:
         block_out = max(block_out, 8)
     programs = LONG_PROGRAMS if is_long and num_rows == 1 and not is_float8 else 0
-    return Blocks(block_out, _block_in(num_in), num_warps, programs)
+    return Blocks(block_out, _block_in(num_in), num_warps, programs, in_half)
 
 
 def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:

@@ -22,6 +22,7 @@ from torch import Tensor
 from llm.memory.shared_file import SharedFile
 
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
+FLOAT8_CAPABILITY = (8, 9)
 ALIGNMENT = 64  # bytes, as torch's own memory: kernels may sum unaligned data in another order
 
 
@@ -36,6 +37,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     room = np.zeros(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return torch.from_numpy(room[start : start + size]).view(dtype).view(shape)
+
+
+def _has_float8(device: torch.device) -> bool:
+    """Return whether kernels on the device can convert to float8 and from it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
 
 class KVPool:
@@ -74,6 +80,7 @@ class KVPool:
             self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
         # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
+        self.kernels_take_float8 = dtype is torch.float8_e4m3fn and _has_float8(self.device)
 
     def layer_shape(self, num_pages: int) -> tuple[int, int, int]:
         """Return the shape [2 × Hkv, slots, D] of a layer of a pool with so many pages.

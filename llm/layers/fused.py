@@ -10,7 +10,9 @@
 Of a packed matrix all products are those of `llm.kernels.packed`.
 
 With a float8 matrix the kernels round x to float8: product and project_heads themselves, the others
-by `llm.kernels.float8`, whose result is the input of the product.
+by `llm.kernels.float8`, whose result is the input of the product. With scaled_product BLAS only
+multiplies the rounded numbers: the next kernel applies their scales, and what is added to x is
+added before the next norm.
 
 With several ranks the products that are added to x are sums over ranks: few rows are summed in the
 product's kernel or in one after it (`llm.kernels.peers`), where GPUs share memory.
@@ -29,7 +31,7 @@ from torch import Tensor
 from llm.batch import KVCacheInputs, KVSlots
 from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
-from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
 from llm.kernels.packed import (
     is_few,
@@ -42,7 +44,7 @@ from llm.kernels.peers import add_parcels
 from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
-from llm.kernels.rounding import Float8Rows
+from llm.kernels.rounding import Float8Rows, ScaledProduct
 from llm.kernels.tuning import MAX_ROWS, blocks_for
 from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
@@ -58,13 +60,21 @@ class Matrix(NamedTuple):
     weight: Tensor | Words  # [N, K]
     bias: Tensor | None = None  # [N]
     scales: Tensor | None = None  # [N] of a float8 weight
+    in_half: bool = False  # its products are added in float16
 
     def blocks(self, num_rows: int, parts: int = 1) -> Blocks | None:
         """Return the tile sizes of a product that is not packed; None: BLAS is faster."""
         assert isinstance(self.weight, Tensor)
         num_out, num_in = self.weight.shape
         width = self.weight.dtype.itemsize
-        return blocks_for(num_out // parts, num_in, num_rows, parts=parts, weight_bytes=width)
+        return blocks_for(
+            num_out // parts,
+            num_in,
+            num_rows,
+            parts=parts,
+            weight_bytes=width,
+            in_half=self.in_half,
+        )
 
     def multiply(
         self, x: Tensor, out: Tensor, norm: RMSNorm | None, level: int, *, adds: bool = False
@@ -144,6 +154,8 @@ def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | Non
     matrix = matrix_of(linear) if name in kernels else None
     if matrix is None or isinstance(matrix.weight, Words):
         return matrix
+    if matrix.scales is not None:
+        return matrix._replace(in_half="scaled_product" in kernels)
     return matrix if matrix.weight.dtype.itemsize <= 2 else None
 
 
@@ -151,6 +163,13 @@ def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> An
     """Return the norm of x [T, K], rounded for a layer that takes float8."""
     function = normalise_quantized if is_float8 else normalise
     return function(x, norm.gain, norm.epsilon, level=level)
+
+
+def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
+    """Return a layer whose products of many rows are each a `ScaledProduct`; None: it is none."""
+    if "scaled_product" in kernels and isinstance(linear, Float8Linear) and linear.uses_blas:
+        return linear
+    return None
 
 
 class NormedProduct:
@@ -161,6 +180,7 @@ class NormedProduct:
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
+        self._scaling = scaling_layer(linear, kernels)
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -183,6 +203,18 @@ class NormedProduct:
         # The product is written in the wider format without rounding in between.
         return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
 
+    def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
+        """Return the same, or a product whose scales its reader applies."""
+        if self._scaling is None or (self.matrix is not None and len(x) <= MAX_ROWS):
+            return self(x)
+        return self._scaling.multiply(normed_input(x, self.norm, self._level, is_float8=True))
+
+
+def add(x: Tensor, added: ScaledProduct | None, level: int) -> None:
+    """Add to x [T, N] what is left to add."""
+    if added is not None:
+        add_scaled(x, added, level=level)
+
 
 class GatedProduct:
     """Computes silu(gate (norm x)) × up (norm x)."""
@@ -198,17 +230,26 @@ class GatedProduct:
         self._norm = norm
         self._gate_up = gate_up
         self._is_float8 = takes_float8(gate_up)
+        self._scaling = scaling_layer(gate_up, kernels) if quantizes else None
         self._gate = gate_quantized if quantizes else gate
         self._level = kernels.launch_level
 
-    def __call__(self, x: Tensor) -> Tensor | Float8Rows:
-        """Return [T, I] for x [T, K]."""
+    def __call__(self, x: Tensor, added: ScaledProduct | None = None) -> Tensor | Float8Rows:
+        """Return [T, I] for x [T, K], after `added` is added to x."""
         matrix, norm, level = self.matrix, self._norm, self._level
+        if added is not None and self._is_float8:
+            normed = normalise_quantized(x, norm.gain, norm.epsilon, added=added, level=level)
+            return self._gated(normed)
+        add(x, added, level)
         found = None if matrix is None else matrix.gated(x, norm, level)
         if found is not None:
             return found
-        normed = normed_input(x, norm, level, is_float8=self._is_float8)
-        return self._gate(self._gate_up(normed), level=level)
+        return self._gated(normed_input(x, norm, level, is_float8=self._is_float8))
+
+    def _gated(self, normed: Any) -> Tensor | Float8Rows:
+        if self._scaling is not None:
+            return gate_quantized(self._scaling.multiply(normed), level=self._level)
+        return self._gate(self._gate_up(normed), level=self._level)
 
 
 class AddedProduct:
@@ -233,24 +274,32 @@ class AddedProduct:
         if self._mailbox is not None and not group.minimum(self.matrix is not None):
             self.matrix = None
         self._linear: Any = linear
+        self._scaling = None if self._sums else scaling_layer(linear, kernels)
         self._is_float8 = takes_float8(linear)
         self._group = group
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, y: Tensor | Float8Rows) -> None:
         """Add to x [T, N] the product of y [T, K]."""
+        add(x, self.begin(x, y), self._level)
+
+    def begin(self, x: Tensor, y: Tensor | Float8Rows) -> ScaledProduct | None:
+        """Do the same, or return what still has to be added."""
         plain, matrix = self._plain, self.matrix
         is_few = matrix is not None and len(x) <= MAX_ROWS
         if self._is_float8 and not is_few and not isinstance(y, Float8Rows):
             y = quantize(y, level=self._level)
+        if isinstance(y, Float8Rows) and self._scaling is not None:
+            return self._scaling.multiply(y)
         if isinstance(y, Float8Rows):
             self._add(x, y)
         elif is_few and matrix is not None and self._add_few(x, y, matrix):
-            return
+            return None
         elif plain is not None and not self._sums:
             torch.addmm(x, y, plain.t(), out=x)
         else:
             self._add(x, y)
+        return None
 
     def _add_few(self, x: Tensor, y: Tensor, matrix: Matrix) -> bool:
         """Add with a kernel for few rows; False: there is none."""
@@ -291,9 +340,9 @@ class FusedMLP:
         """Number of its two matrices that built-in kernels multiply with."""
         return sum(part.matrix is not None for part in (self._gate_up, self._down))
 
-    def __call__(self, x: Tensor) -> None:
-        """Update x [T, hidden] in place."""
-        self._down(x, self._gate_up(x))
+    def __call__(self, x: Tensor, added: ScaledProduct | None) -> None:
+        """Update x [T, hidden] in place, after `added` is added to it."""
+        self._down(x, self._gate_up(x, added))
 
 
 class NormedMLP:
@@ -304,9 +353,10 @@ class NormedMLP:
     def __init__(self, norm: RMSNorm, mlp: MLP, kernels: KernelSet) -> None:
         self._norm, self._mlp, self._level = norm, mlp, kernels.launch_level
 
-    def __call__(self, x: Tensor) -> None:
-        """Update x [T, hidden] in place."""
+    def __call__(self, x: Tensor, added: ScaledProduct | None) -> None:
+        """Update x [T, hidden] in place, after `added` is added to it."""
         norm = self._norm
+        add(x, added, self._level)
         x.add_(self._mlp(normalise(x, norm.gain, norm.epsilon, level=self._level)))
 
 
@@ -336,8 +386,7 @@ class FusedLayer:
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""
-        self._output(x, self._attend(x, rotations, cache))
-        self._mlp(x)
+        self._mlp(x, self._output.begin(x, self._attend(x, rotations, cache)))
 
     def _attend(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> Tensor:
         """Return [T, H × D]."""
@@ -354,7 +403,12 @@ class FusedLayer:
             )
             if query is not None:
                 return cache.attend_stored(self._index, query)
-        projected = self._qkv(x).view(len(x), -1, shape.head_dim)
+        found, scales = self._qkv.scaled(x), None
+        if isinstance(found, ScaledProduct):
+            values, scales = found.values, (found.row_scales, found.scales)
+        else:
+            values = found
+        projected = values.view(len(x), -1, shape.head_dim)
         rotate_heads(
             projected,
             rotations,
@@ -362,6 +416,7 @@ class FusedLayer:
             num_heads=shape.num_heads,
             gain=None if norm is None else norm.gain,
             epsilon=0.0 if norm is None else norm.epsilon,
+            scales=scales,
             level=self._level,
         )
         query = projected[:, : shape.num_heads]

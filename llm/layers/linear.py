@@ -22,12 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm.kernels.rounding import FLOAT8, Float8Rows, quantize_rows
+from llm.kernels.rounding import FLOAT8, Float8Rows, ScaledProduct, quantize_rows
 from llm.kernels.words import Words
 from llm.layers.weight import LinearWeight
-
-FAST_ACCUMULATION = False
-"""Whether torch's float8 products may keep sums in the tensor cores' shorter format."""
 
 
 class Linear(Protocol):
@@ -172,6 +169,7 @@ class Float8Linear:
         self.dtype = dtype
         is_aligned = self.out_features % 16 == self.in_features % 16 == 0
         self.uses_blas = is_aligned and not is_invariant
+        self._one = torch.ones((), device=device)
 
     def __call__(self, x: Tensor | Float8Rows) -> Tensor:
         """See `Linear`; inputs may be rounded already."""
@@ -180,19 +178,27 @@ class Float8Linear:
             product = F.linear(rows.values.float(), self.weight.float())
             return product.mul_(self.scales).mul_(rows.scales[:, None]).to(self.dtype)
         if self.uses_blas:
-            return torch._scaled_mm(
-                rows.values,
-                self.weight.t(),
-                rows.scales[:, None],
-                self.scales[None, :],
-                out_dtype=self.dtype,
-                use_fast_accum=FAST_ACCUMULATION,
-            )
+            row_scales, scales = rows.scales[:, None], self.scales[None, :]
+            return self._scaled_mm(rows.values, row_scales, scales)
         from llm.kernels.invariant import multiply_rows
 
         out = rows.values.new_empty(len(rows.values), self.out_features, dtype=self.dtype)
         multiply_rows(rows.values, self.weight, out, rows.scales, self.scales)
         return out
+
+    def multiply(self, rows: Float8Rows) -> ScaledProduct:
+        """Return the product without the scales: with one scale of a whole matrix BLAS has faster
+        kernels. Needs `uses_blas`.
+        """
+        if rows.values.is_cuda:
+            product = self._scaled_mm(rows.values, self._one, self._one)
+        else:
+            product = F.linear(rows.values.float(), self.weight.float()).to(self.dtype)
+        return ScaledProduct(product, rows.scales, self.scales)
+
+    def _scaled_mm(self, values: Tensor, row_scales: Tensor, scales: Tensor) -> Tensor:
+        weight = self.weight.t()
+        return torch._scaled_mm(values, weight, row_scales, scales, out_dtype=self.dtype)
 
     @staticmethod
     def quantize(x: Tensor) -> Float8Rows:

@@ -1,4 +1,6 @@
-"""Decode attention of a few rows: equality with gathered keys, at every level, and in a graph."""
+"""Decode attention of few rows and of many: equality with gathered keys, at every level, and in a
+graph.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from torch import Tensor
 from llm.attention.base import AttentionOptions, PlannedAttention
 from llm.attention.few_rows import FewRowsDecode
 from llm.attention.gathered import GatheredBackend
+from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists
 from llm.batch import ForwardBatch, ForwardMode, KVSlots
 from llm.kernels.blocks import Blocks
@@ -25,8 +28,8 @@ pytestmark = [
 PAGE = 16
 
 
-def decode_batch(contexts: list[int]) -> ForwardBatch:
-    counts = [-(-context // PAGE) for context in contexts]
+def decode_batch(contexts: list[int], page_size: int = PAGE) -> ForwardBatch:
+    counts = [-(-context // page_size) for context in contexts]
     ids = (torch.randperm(sum(counts)) + 1).tolist()
     pages = [tuple(ids.pop() for _ in range(count)) for count in counts]
     numbers = torch.tensor(contexts, device="cuda") - 1
@@ -36,11 +39,22 @@ def decode_batch(contexts: list[int]) -> ForwardBatch:
         query_lens=(1,) * len(contexts),
         context_lens=tuple(contexts),
         pages=tuple(pages),
-        page_size=PAGE,
+        page_size=page_size,
         input_ids=torch.zeros_like(numbers),
         positions=numbers,
         slot_mapping=torch.zeros_like(numbers),
     )
+
+
+def random_pool(batch: ForwardBatch, heads: int, size: int, form: torch.dtype) -> KVPool:
+    """Return a pool of two layers with the batch's pages."""
+    if form.itemsize == 1 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a CUDA device of compute capability 8.9")
+    num_pages = sum(map(len, batch.pages)) + 1
+    pool = KVPool(2, num_pages, batch.page_size, heads, size, form, "cuda")
+    for storage in pool.storage:
+        storage.copy_(torch.randn(storage.shape, device="cuda").to(form))
+    return pool
 
 
 @pytest.mark.parametrize("heads", [(32, 8, 64), (24, 8, 128), (16, 8, 128), (14, 2, 64)])
@@ -50,10 +64,7 @@ def test_decoding(heads: tuple[int, int, int], contexts: list[int], window: int 
     torch.manual_seed(0)
     num_heads, num_kv_heads, size = heads
     batch = decode_batch(contexts)
-    num_pages = sum(map(len, batch.pages)) + 1
-    pool = KVPool(2, num_pages, PAGE, num_kv_heads, size, torch.bfloat16, "cuda")
-    for storage in pool.storage:
-        storage.normal_()
+    pool = random_pool(batch, num_kv_heads, size, torch.bfloat16)
     query = torch.randn(len(contexts), num_heads, size, device="cuda").bfloat16()
     plain = AttentionOptions(num_heads=num_heads, dtype=torch.bfloat16, windows=(window, window))
     counterpart = PlannedAttention.create(batch, GatheredBackend(pool, plain))
@@ -70,6 +81,51 @@ def test_decoding(heads: tuple[int, int, int], contexts: list[int], window: int 
         assert all(map(torch.equal, found[level], found[0]))
     for got, wanted in zip(found[0], expected, strict=False):
         assert ((got.double() - wanted).norm() / wanted.norm()).item() < 8e-3
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 64), (24, 8, 128), (16, 8, 128), (14, 2, 64)])
+@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("form", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("is_few", [False, True])
+def test_decoding_many_rows(
+    heads: tuple[int, int, int],
+    page_size: int,
+    window: int | None,
+    form: torch.dtype,
+    is_few: bool,
+) -> None:
+    """Contexts of one split, of several, and of more keys in each than is usual; next to rows of
+    prompts, and with the scratch that another layer leaves.
+    """
+    torch.manual_seed(0)
+    num_heads, num_kv_heads, size = heads
+    contexts = [9000, 1, 700, 513, 17, 64, 1025, *range(100, 3100, 100), 5, 6]
+    if is_few:
+        contexts = [300, 1400, 5, 6]
+    batch = decode_batch(contexts, page_size)
+    pool = random_pool(batch, num_kv_heads, size, form)
+    query = torch.randn(len(contexts), num_heads, size, device="cuda").bfloat16()
+    plain = AttentionOptions(num_heads=num_heads, dtype=torch.bfloat16, windows=(window, window))
+    counterpart = PlannedAttention.create(batch, GatheredBackend(pool, plain))
+    expected = [counterpart.attend_stored(layer, query).double() for layer in (0, 1)]
+    host = PageLists.of(batch, 0, len(contexts))
+    lists = PageLists(host.numbers.cuda(), host.num_rows)
+    count, scratch = len(contexts) - 2, torch.empty(2**24, device="cuda")
+    found: dict[int, list[Tensor]] = {}
+    for level in (0, 1, 2):
+        options = AttentionOptions(num_heads, torch.bfloat16, (window, window), None, True, level)
+        own = ManyRowsDecode(pool, options, lists, count, scratch)
+        found[level] = []
+        for layer in (0, 1, 0, 1):
+            out = query.new_empty(count, num_heads * size)
+            own.attend(layer, query[:count], window, out)
+            found[level].append(out)
+        assert all(torch.equal(found[level][n], found[level][n + 2]) for n in (0, 1))
+    for level in (1, 2):
+        assert all(map(torch.equal, found[level], found[0]))
+    for got, wanted in zip(found[0], expected, strict=False):
+        assert ((got.double() - wanted[:count]).norm() / wanted[:count].norm()).item() < 8e-3
 
 
 def test_the_newest_key_is_waited_for() -> None:

@@ -54,6 +54,7 @@ class Setting:
         kv_dtype: torch.dtype = torch.bfloat16,
         enable_pdl: bool = False,
         batch_invariant: bool = False,
+        few_rows_level: int | None = None,
         name: str = "flashinfer",
     ) -> None:
         self.heads, self.head_dim, self.page_size = heads, head_dim, page_size
@@ -69,6 +70,7 @@ class Setting:
             windows=windows,
             soft_cap=soft_cap,
             enable_pdl=enable_pdl,
+            few_rows_level=few_rows_level,
             batch_invariant=batch_invariant,
         )
         try:
@@ -203,11 +205,21 @@ def padding(setting: Setting, count: int) -> Step:
     return [(row, 0, 1)] * count
 
 
-@pytest.fixture(params=[((24, 8), 128), ((32, 8), 64), ((16, 8), 64), ((14, 2), 64)], ids=str)
+FILLED = [
+    ((24, 8), 128, None),
+    ((32, 8), 64, None),
+    ((16, 8), 64, None),
+    ((14, 2), 64, None),
+    ((24, 8), 128, 0),
+    ((14, 2), 64, 1),
+]
+
+
+@pytest.fixture(params=FILLED, ids=str)
 def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
-    """Return rows whose keys and values are in the pool already."""
-    heads, head_dim = request.param
-    setting = Setting(heads, head_dim, 16)
+    """Return rows whose keys and values are in the pool already; some with built-in kernels."""
+    heads, head_dim, level = request.param
+    setting = Setting(heads, head_dim, 16, few_rows_level=level)
     rows = [setting.row(length, length) for length in (500, 17, 16, 33, 1000, 250)]
     setting.check([(row, 0, len(row.query)) for row in rows])
     return setting, rows
@@ -266,7 +278,8 @@ def test_replanning_makes_the_plan_of_the_library(
     assert plan.captured is not None
     parts = [(rows[n % len(rows)], n % 15, n % 15 + 1) for n in range(num_rows)]
     lists = PageLists.of(setting.batch(parts), 0, num_rows).all_rows
-    assert plan.captured.few_rows is not None or plan.captured.decodes
+    captured = plan.captured
+    assert captured.few_rows is not None or captured.many_rows is not None or captured.decodes
     for call in plan.captured.decodes:
         wrapper, found = call.wrapper, []
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from benchmarks.kernel_shapes import Product, ProductMethod, WeightsOfProduct
 from llm.config import PipelineConfig
 from llm.kernels.blocks import Blocks
-from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
+from llm.kernels.elementwise import normalise
+from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.rounding import quantize_rows
 from llm.layers.decoder import silu_and_multiply
 from llm.layers.linear import Float8Linear
@@ -77,6 +78,25 @@ def test_rounding_after_a_norm_and_a_gate(rows: int) -> None:
     assert relative_error(gated, silu_and_multiply(x.clone())) < 0.01
 
 
+@pytest.mark.parametrize("rows", [3, 64, 600])
+def test_readers_of_a_product_apply_its_scales(rows: int) -> None:
+    """They do the same with a product that has been multiplied by its scales."""
+    layer = Float8Linear(LinearWeight(normal(2048, 1024, seed=2)), HALF, CUDA)
+    rounded = quantize(normal(rows, 1024).to(CUDA, HALF))
+    product, plain = layer.multiply(rounded), layer(rounded)
+    x, gain = normal(rows, 2048, seed=1).to(CUDA, HALF), normal(2048, seed=3).to(CUDA, HALF)
+    found, expected = x.clone(), x + plain
+    add_scaled(found, product)
+    assert relative_error(found, expected) < 0.004
+    found = x.clone()
+    for got, wanted in (
+        (normalise_quantized(found, gain, 1.0, added=product), normalise(expected, gain, 1.0)),
+        (gate_quantized(product), silu_and_multiply(plain.clone())),
+    ):
+        assert relative_error(got.values.float() * got.scales[:, None], wanted) < 0.04
+    assert relative_error(found, expected) < 0.004
+
+
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize(
     ("num_out", "num_in"), [(3072, 8192), (5120, 3072), (64, 48), (70, 8192), (130, 264)]
@@ -105,9 +125,10 @@ ITEMS = [
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: f"{item.model} {item.name}")
 @pytest.mark.parametrize("rows", [1, 2])
-def test_kernels_of_few_rows(item: Product, rows: int) -> None:
+@pytest.mark.parametrize("in_half", [False, True])
+def test_kernels_of_few_rows(item: Product, rows: int, in_half: bool) -> None:
     weights = WeightsOfProduct(item, rows, 1)
-    for blocks in (item.blocks(rows), Blocks(4, 1024, 8, 264)):
+    for blocks in (item.blocks(rows, in_half=in_half), Blocks(4, 1024, 8, 264, in_half)):
         assert weights.error(ProductMethod(blocks)) < 0.01
 
 
