@@ -201,7 +201,7 @@ def test_rows_of_many_inputs() -> None:
 def test_a_program_has_the_shared_memory_of_its_device(
     kib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of compute capability 8.6, 8.9 and 12.0; 8.0; 9.0."""
+    """Devices of compute capability 8.6, 8.9 and 12.0 have 99 KiB, of 8.0 163, of 9.0 227."""
     given: list[int] = []
     monkeypatch.setattr(packed, "_processors", lambda device: 1)
     monkeypatch.setattr(packed, "_most_shared_bytes", lambda device: kib * 1024)
