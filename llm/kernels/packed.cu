@@ -406,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     y += own_end.added;
 #if HEADS
     y = wide((u16)narrow(y, 0.0f));
-    const float neighbour = __shfl_xor_sync(__activemask(), y, 1);
+    const float neighbour = __shfl_xor_sync(0xffffu << lane / 16 * 16, y, 1);
     y = y * own_end.cosine + neighbour * own_end.sine;
 #endif
     if (!own_end.target) return;

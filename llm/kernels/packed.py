@@ -34,8 +34,7 @@ HALF_BYTES = 512  # of a block
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
 EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
 MAX_TILES = 8  # of outputs, of a program for few rows
-MAX_INPUTS = 24_576  # of few rows: their digits are in a program's shared memory
-SHARED_BYTES = 200 * 1024
+SHARED_BYTES = 200 * 1024  # of a program for few rows, with blocks in flight
 X_PADDING = 32
 END_BYTES = 32
 PAIR_OF_128 = 0x43004300  # bfloat16
@@ -123,6 +122,13 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def _most_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have: 99 to 227 KiB."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
 def _variant(weight: Words, **others: Any) -> Variant:
     is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
     return Variant(weight.bits, weight.scales.shape[3], is_wide, has_lows, **others)
@@ -141,6 +147,16 @@ def _arguments(weight: Words, out: Tensor) -> _Arguments:
         num_blocks=weight.values.shape[1],
         pair_of_128=PAIR_OF_128,
     )
+
+
+def _share(weight: Words, parts: int) -> tuple[int, int]:
+    """Return the number of programs for few rows, and of the tiles of outputs of the largest, of
+    all parts.
+    """
+    num_tiles = weight.values.shape[0] // parts
+    processors = _processors(weight.values.device)
+    programs = max(min(num_tiles, processors), -(-num_tiles * parts // MAX_TILES))
+    return programs, -(-num_tiles // programs) * parts
 
 
 def _multiply_few(
@@ -163,13 +179,11 @@ def _multiply_few(
     given.epsilon = epsilon
     given.gain = None if gain is None else gain.data_ptr()
     given.bias = None if bias is None else bias.data_ptr()
-    programs = max(
-        min(given.num_tiles, _processors(x.device)), -(-given.num_tiles * parts // MAX_TILES)
-    )
-    tiles = -(-given.num_tiles // programs) * parts
+    programs, tiles = _share(weight, parts)
     sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
     blocks = -(-tiles * given.num_blocks // sizes.num_warps)
-    room = min(STAGE_BYTES, SHARED_BYTES - sizes.shared_bytes(given.num_blocks, tiles))
+    most = min(SHARED_BYTES, _most_shared_bytes(x.device))
+    room = min(STAGE_BYTES, most - sizes.shared_bytes(given.num_blocks, tiles))
     stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
     variant = replace(sizes, stages=stages)
     shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
@@ -178,9 +192,15 @@ def _multiply_few(
     )
 
 
-def is_few(weight: Words, num_rows: int) -> bool:
-    """Return whether the functions for few rows take so many."""
-    return num_rows <= MAX_ROWS and weight.shape[1] <= MAX_INPUTS
+def is_few(weight: Words, num_rows: int, *, parts: int = 1) -> bool:
+    """Return whether the functions for few rows take so many: a program has their digits in shared
+    memory.
+    """
+    if num_rows > MAX_ROWS:
+        return False
+    sizes = _variant(weight, parts=parts, rows=max(num_rows, 1))
+    needed = sizes.shared_bytes(weight.values.shape[1], _share(weight, parts)[1])
+    return needed <= _most_shared_bytes(weight.values.device)
 
 
 def packed_product(
@@ -260,14 +280,19 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
     given = _arguments(weight, out)
     given.x, given.num_rows = x.data_ptr(), num_rows
     given.is_float = int(out.dtype is torch.float32)
-    # Several tiles of outputs share the inputs in memory, if enough programs are left.
-    outs = tiles
-    while outs > 1 and given.num_tiles < outs * _processors(x.device):
-        outs //= 2
-    sizes = _variant(weight, tiles=tiles, outs=outs)
+    # Several tiles of outputs share the inputs in memory, if enough programs and memory are left.
+    most = _most_shared_bytes(x.device)
+    sizes = _variant(weight, tiles=tiles, outs=tiles)
+    while sizes.outs > 1 and (
+        given.num_tiles < sizes.outs * _processors(x.device)
+        or sizes.shared_bytes(given.num_blocks) > most
+    ):
+        sizes = replace(sizes, outs=sizes.outs // 2)
+    outs = sizes.outs
     blocks = -(-given.num_blocks // sizes.num_warps)
-    room = (STAGE_BYTES if outs == 1 else 2 * STAGE_BYTES) // (sizes.num_warps * sizes.slot_bytes)
-    variant = replace(sizes, stages=max(1, min(blocks, 4, room)))
+    room = min(most, STAGE_BYTES if outs == 1 else 2 * STAGE_BYTES)
+    stages = min(blocks, 4, room // (sizes.num_warps * sizes.slot_bytes))
+    variant = replace(sizes, stages=max(1, stages))
     grid = (-(-given.num_tiles // outs), -(-num_rows // (tiles * ROWS_OF_TILE)))
     shared_bytes = variant.shared_bytes(given.num_blocks)
     _kernel(variant, x.device).launch(grid, 32 * variant.num_warps, shared_bytes, given)

@@ -97,7 +97,7 @@ class Matrix(NamedTuple):
         """Return silu(gate (norm x)) × up (norm x) for a matrix of gate and up."""
         given: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "level": level}
         if isinstance(self.weight, Words):
-            if not is_few(self.weight, len(x)):
+            if not is_few(self.weight, len(x), parts=2):
                 return None
             return packed_gated_product(x, self.weight, **given)
         blocks = self.blocks(len(x), parts=2)

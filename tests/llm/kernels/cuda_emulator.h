@@ -60,7 +60,6 @@ static void wait_at(Barrier& barrier) {
 
 static void __syncthreads() { wait_at(of_program); }
 static void __syncwarp() { wait_at(of_warp[current / 32]); }
-static u32 __activemask() { return 0; }
 
 template <class T>
 static T __shfl_xor_sync(u32, T value, int step) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ def emulated(
     )
     monkeypatch.setattr(packed, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(packed, "_processors", lambda device: 2)
+    monkeypatch.setattr(packed, "_most_shared_bytes", lambda device: 227 * 1024)
     packed._kernel.cache_clear()
     torch.manual_seed(0)
     yield
@@ -183,9 +185,45 @@ def test_many_rows_are_multiplied_with_the_expanded_matrix(
 
 
 def test_rows_of_many_inputs() -> None:
-    words = matrix(4, 128, False, False, 16, packed.MAX_INPUTS)
-    x, out = normal(2, packed.MAX_INPUTS), torch.empty(2, 16)
+    words = matrix(4, 128, False, False, 16, 24_576)
+    x, out = normal(2, 24_576), torch.empty(2, 16)
     assert is_few(words, 2)
     packed_product(x, words, out)
     assert relative_error(out, x.double() @ words.expand().double().t()) < 1e-6
-    assert not is_few(matrix(4, 128, False, False, 16, packed.MAX_INPUTS + 128), 1)
+    assert not is_few(words, 3)
+    assert not is_few(matrix(4, 128, False, False, 16, 40_960), 2)
+    wide = matrix(8, 16, True, True, 256, 24_576)  # its scales and sums of groups need more
+    assert is_few(wide, 1)
+    assert not is_few(wide, 2)
+
+
+@pytest.mark.parametrize("kib", [99, 163, 227])
+def test_a_program_has_the_shared_memory_of_its_device(
+    kib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices of compute capability 8.6, 8.9 and 12.0 have 99 KiB, of 8.0 163, of 9.0 227."""
+    given: list[int] = []
+    monkeypatch.setattr(packed, "_processors", lambda device: 1)
+    monkeypatch.setattr(packed, "_most_shared_bytes", lambda device: kib * 1024)
+
+    class Recorded:
+        def launch(
+            self, grid: Any, num_threads: int, shared_bytes: int, *arguments: Any, **others: Any
+        ) -> None:
+            given.append(shared_bytes)
+
+    monkeypatch.setattr(packed, "CudaKernel", lambda *names: Recorded())
+    for case in ((4, 32, False, False), (4, 32, True, True), (8, 16, True, True)):
+        for num_in in (3072, 8192, 28_672):
+            words = matrix(*case, 256, num_in)
+            gain = normal(num_in)
+            for rows in (1, 2):
+                x = normal(rows, num_in)
+                if is_few(words, rows):
+                    packed_product(x, words, torch.empty(rows, 256))
+                if is_few(words, rows, parts=2):
+                    packed_gated_product(x, words, gain=gain, epsilon=EPSILON)
+            for rows in (1, 12, 64):
+                multiply_packed(normal(rows, num_in), words, torch.empty(rows, 256))
+            assert is_few(words, 1) or num_in > 3072
+    assert max(given) <= kib * 1024
