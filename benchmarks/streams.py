@@ -37,6 +37,7 @@ from decoder.registry import GPU_MAX_BATCH
 from decoder.window_inputs import PaddedNetwork, PaddedRows
 from llm import Engine, EngineStats, FinishReason, Request, TokenChunk
 from llm.engine.types import Sink, StepHook
+from llm.sequence import ReceivedPrompt
 from llm.stats import SequenceCounters
 from tts.engine.client import EngineInfo
 from tts.engine.local_client import LocalEngineClient
@@ -138,7 +139,14 @@ class StubEngine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Request, sink: Sink, arrival_s: float | None = None) -> None:
+    def submit(
+        self,
+        request: Request,
+        sink: Sink,
+        arrival_s: float | None = None,
+        *,
+        received: ReceivedPrompt | None = None,
+    ) -> None:
         with self._lock:
             row = Row(request.request_id, sink, request.sampling.max_tokens or 1)
             self._rows[request.request_id] = row

@@ -17,12 +17,11 @@ INSTRUCTIONS = "instructions.cu"
 OPTIONS = ("--std=c++17",)
 
 
-class CudaError(RuntimeError):
-    """NVRTC or the driver refused something."""
-
-
 def compiled(source: str, name: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """Return the machine code of a source for an architecture (sm_90). Raises `CudaError`."""
+    """Return the machine code of a source for an architecture (sm_90).
+
+    Raises RuntimeError, as torch does, if NVRTC refuses it.
+    """
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
@@ -32,7 +31,7 @@ def compiled(source: str, name: str, macros: Mapping[str, int], architecture: st
     if int(result):
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaError(f"{name} is not compiled for {architecture}: {log.decode()}")
+        raise RuntimeError(f"{name} is not compiled for {architecture}: {log.decode()}")
     code = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     _checked(nvrtc.nvrtcDestroyProgram(program))
@@ -115,5 +114,5 @@ def source_text(source: str) -> str:
 def _checked(results: tuple[Any, ...]) -> Any:
     """Return what a call of the bindings returned after its status."""
     if int(results[0]):
-        raise CudaError(f"CUDA: {results[0].name}")
+        raise RuntimeError(f"CUDA: {results[0].name}")
     return results[1] if len(results) == 2 else None
