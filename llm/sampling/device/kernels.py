@@ -95,6 +95,7 @@ from llm.sampling.device.parts import (
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
+MAX_REGISTERS = 80  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
 WHOLE_WARPS = 8
@@ -170,7 +171,7 @@ def sample_with_kernels(
         return tokens
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     workspace = scratch.workspace._replace(tokens=tokens)
-    options |= {"tile": scratch.tile, "room": scratch.room}
+    options |= {"tile": scratch.tile, "room": scratch.room, "maxnreg": MAX_REGISTERS}
     grid = (programs, num_rows)
     for launch in (_tops, _collect, _narrow, _narrow, _masses):
         launch[grid](inputs, workspace, programs, **options)
