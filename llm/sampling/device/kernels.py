@@ -127,7 +127,8 @@ class Scratch:
             mass=empty(room, torch.int64),
             base=empty(room, torch.int64),
             listed=empty(room, torch.int32),
-            lists=empty(room * SLOTS.value, torch.int32),
+            lists=empty(self.num_tiles * SLOTS.value, torch.int32),
+            num_tiles=self.num_tiles,
             ties=empty(room, torch.int32),
             tokens=empty(1, torch.int32),
         )
@@ -417,7 +418,7 @@ def _collect(
             by_lane = tl.sum(ones, axis=0)
             before = tl.cumsum(by_lane, axis=0) - by_lane
             slots = tl.reshape(before[None, :] + tl.cumsum(ones, axis=0) - 1, [tile])
-            targets = workspace.lists + place * SLOTS + slots
+            targets = _list_of(workspace, row, start // tile) + slots
             tl.store(targets, deficits, mask=is_listed & (slots < SLOTS))
             num_listed = tl.sum(by_lane, axis=0)
         below += mass
@@ -448,11 +449,11 @@ def _narrow(
     width = tl.load(inputs.records + row * WORDS + WIDTH)
     if tl.load(state + LISTED) != 0:
         for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
-            deficits, listed = _listed(workspace, row * room, first, width, tile)
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
             _count(bins, deficits, weight_of(deficits), lo, hi, shift)
             if tl.max(listed, axis=0) > SLOTS:
                 for other in range(first, first + GROUP):
-                    if _is_long(workspace, row * room, other, width, tile):
+                    if _is_long(workspace, row, other, width, tile, room):
                         every = _deficits(inputs, row, largest, other * tile, tile)
                         _count(bins, every, weight_of(every), lo, hi, shift)
     else:
@@ -466,34 +467,43 @@ def _narrow(
 
 
 @triton.jit
+def _list_of(workspace: SamplerWorkspace, row: tl.tensor, place: tl.tensor) -> tl.tensor:
+    """Return the list of a row's tile."""
+    return workspace.lists + (row * workspace.num_tiles + place) * SLOTS
+
+
+@triton.jit
 def _listed(
     workspace: SamplerWorkspace,
-    begin: tl.tensor,
+    row: tl.tensor,
     first: tl.tensor,
     width: tl.tensor,
     tile: tl.constexpr,
+    room: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the listed deficits [GROUP, SLOTS] of a group of tiles from `first` on, `EVERYTHING`
-    where there is none, and how many each tile has. `begin`: place of the row's first tile.
+    where there is none, and how many each tile has.
     """
     tiles = first + tl.arange(0, GROUP)
-    listed = tl.load(workspace.listed + begin + tiles, mask=tiles * tile < width, other=0)
+    listed = tl.load(workspace.listed + row * room + tiles, mask=tiles * tile < width, other=0)
     slots = tl.arange(0, SLOTS)[None, :]
-    lists = workspace.lists + (begin + tiles[:, None]) * SLOTS + slots
     is_there = (slots < listed[:, None]) & (listed[:, None] <= SLOTS)
+    lists = _list_of(workspace, row, tiles[:, None]) + slots
     return tl.load(lists, mask=is_there, other=EVERYTHING), listed
 
 
 @triton.jit
 def _is_long(
     workspace: SamplerWorkspace,
-    begin: tl.tensor,
+    row: tl.tensor,
     place: tl.tensor,
     width: tl.tensor,
     tile: tl.constexpr,
+    room: tl.constexpr,
 ) -> tl.tensor:
     """Whether a tile has more deficits than its list."""
-    return tl.load(workspace.listed + begin + place, mask=place * tile < width, other=0) > SLOTS
+    listed = workspace.listed + row * room + place
+    return tl.load(listed, mask=place * tile < width, other=0) > SLOTS
 
 
 @triton.jit
@@ -605,7 +615,7 @@ def _masses(
     begin = row * room
     if tl.load(state + LISTED) != 0:
         for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
-            deficits, listed = _listed(workspace, begin, first, width, tile)
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
             tiles = first + tl.arange(0, GROUP)
             is_whole = (tiles * tile < width) & (listed <= SLOTS)
             mass = tl.load(workspace.base + begin + tiles, mask=is_whole, other=0)
@@ -615,7 +625,7 @@ def _masses(
             tl.store(workspace.ties + begin + tiles, ties, mask=is_whole)
             if tl.max(listed, axis=0) > SLOTS:
                 for other in range(first, first + GROUP):
-                    if _is_long(workspace, begin, other, width, tile):
+                    if _is_long(workspace, row, other, width, tile, room):
                         every = _deficits(inputs, row, largest, other * tile, tile)
                         _keep(workspace, begin + other, every, cut)
     else:

@@ -148,7 +148,8 @@ class SamplerWorkspace(NamedTuple):
     mass: Tensor  # int64 [B, room] kept by tile
     base: Tensor  # int64 [B, room] mass below the first LO by tile
     listed: Tensor  # int32 [B, room] deficits of the first [LO, HI) by tile
-    lists: Tensor  # int32 [B, room, slots] these deficits, of tiles that have no more than slots
+    lists: Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
+    num_tiles: int
     ties: Tensor  # int32 [B, room] by tile
     tokens: Tensor  # int32 [B]
 
