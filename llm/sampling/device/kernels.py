@@ -114,23 +114,25 @@ class Scratch:
         self.num_tiles = -(-vocab_size // tile)
         self.room = room = triton.next_power_of_2(self.num_tiles)
 
+        divided = 0 if self.is_whole else max_rows
+
         def empty(width: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(max_rows, width, dtype=dtype, device=device)
+            return torch.empty(divided, width, dtype=dtype, device=device)
 
         self.workspace = SamplerWorkspace(
             tops=empty(room, torch.float32),
             sums=empty(room, torch.float32),
             largest=empty(1, torch.float32),
-            arrived=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            arrived=torch.zeros(divided, dtype=torch.int32, device=device),
             states=empty(len(State), torch.int64),
-            bins=torch.zeros(max_rows, 2 * NUM_BINS, dtype=torch.int64, device=device),
+            bins=torch.zeros(divided, 2 * NUM_BINS, dtype=torch.int64, device=device),
             mass=empty(room, torch.int64),
             base=empty(room, torch.int64),
             listed=empty(room, torch.int32),
             lists=empty(self.num_tiles * SLOTS.value, torch.int32),
             num_tiles=self.num_tiles,
             ties=empty(room, torch.int32),
-            tokens=empty(1, torch.int32),
+            tokens=torch.empty(max_rows, 1, dtype=torch.int32, device=device),
         )
 
 
