@@ -146,7 +146,7 @@ def sample_with_kernels(
     level: int = 0,
 ) -> Tensor:
     """See `sample_reference`. The tokens int32 [B] are in `out`; without it they are owned by the
-    scratch and valid until the next call. `level`: see `KernelSet`; for short rows.
+    scratch and valid until the next call. `level`: see `KernelSet`.
     """
     num_rows = len(logits)
     tokens = scratch.workspace.tokens[:num_rows, 0] if out is None else out
@@ -166,19 +166,27 @@ def sample_with_kernels(
         history.latest,
         history.latest.stride(0),
     )
-    options: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
+    options: dict[str, Any] = {"enable_fp_fusion": False, "level": level, "launch_pdl": level > 0}
     if scratch.is_whole:
         columns = triton.next_power_of_2(logits.shape[1])
-        options |= {"num_warps": WHOLE_WARPS, "level": level, "launch_pdl": level > 0}
-        _whole[(num_rows,)](inputs, tokens, columns=columns, **options)
+        _whole[(num_rows,)](inputs, tokens, columns=columns, num_warps=WHOLE_WARPS, **options)
         return tokens
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     workspace = scratch.workspace._replace(tokens=tokens)
-    options |= {"tile": scratch.tile, "room": scratch.room, "maxnreg": MAX_REGISTERS}
+    options |= {"tile": scratch.tile, "room": scratch.room}
+    options |= {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS}
     grid = (programs, num_rows)
     for launch in (_tops, _collect, _narrow, _narrow, _masses):
         launch[grid](inputs, workspace, programs, **options)
     return tokens
+
+
+@triton.jit
+def _follow(level: tl.constexpr) -> None:
+    """Wait for the launches before, and let the next one begin to wait."""
+    if level > 0:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -214,9 +222,7 @@ def _whole(
     inputs: SamplingInputs, tokens: tl.tensor, columns: tl.constexpr, level: tl.constexpr
 ) -> None:
     """Process a row of up to `columns` columns."""
-    if level > 0:
-        gdc_launch_dependents()
-        gdc_wait()
+    _follow(level)
     row = tl.program_id(0).to(tl.int64)
     flags = tl.load(inputs.records + row * WORDS + FLAGS)
     if (flags & ACTIVE) == 0:
@@ -266,7 +272,9 @@ def _tops(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = inputs.records + row * WORDS
     flags = tl.load(record + FLAGS)
@@ -390,7 +398,9 @@ def _collect(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     state = workspace.states + row * STATE_WORDS
     step = tl.load(state + STEP_LEFT)
@@ -439,7 +449,9 @@ def _narrow(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     state = workspace.states + row * STATE_WORDS
     if tl.load(state + STEP_LEFT) < BY_MASS:
@@ -606,7 +618,9 @@ def _masses(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     state = workspace.states + row * STATE_WORDS
     if tl.load(state + STEP_LEFT) == NOTHING:

@@ -17,9 +17,8 @@ from llm.sampling.rng import DROPPED_BITS, FACTOR_1, FACTOR_2, GOLDEN
 BIN_BITS = 12  # at most, of a bin number: twice as many are a deficit
 NUM_BINS = 2**BIN_BITS
 COUNT_SHIFT = 44  # shift of a bin's count, above its mass
-SAMPLE_PARTS = 4  # of the logits from which the place of a cut is guessed
-PART_LOGITS = 1024
-RUN_COLUMNS = 8  # so many of them lie side by side
+NUM_SAMPLED = 2048  # logits from which the place of a cut is guessed
+RUN_COLUMNS = 4  # so many of them lie side by side
 GUESS_BINS = 256
 NUM_SLOTS = 128  # deficits of a tile's list
 GROUP_TILES = 8  # whose lists are read at once
@@ -101,13 +100,11 @@ HALF = tl.constexpr(BIN_BITS)
 COUNTS_FROM = tl.constexpr(COUNT_SHIFT)
 ONE_COUNT = tl.constexpr(2**COUNT_SHIFT)
 MASS_MASK = tl.constexpr(2**COUNT_SHIFT - 1)
-PARTS = tl.constexpr(SAMPLE_PARTS)
-SAMPLED = tl.constexpr(PART_LOGITS)
+SAMPLED = tl.constexpr(NUM_SAMPLED)
 RUN = tl.constexpr(RUN_COLUMNS)
 GUESSES = tl.constexpr(GUESS_BINS)
 SLOTS = tl.constexpr(NUM_SLOTS)
 GROUP = tl.constexpr(GROUP_TILES)
-MARGIN = tl.constexpr(24)  # sampled logits on both sides of a cut, at least
 
 STATE_WORDS = tl.constexpr(len(State))
 STEP_LEFT, LO, HI, SHIFT, COUNT, MASS, SOUGHT, FIRST_HI, TOTAL, CUT, TIES, LISTED = (
@@ -354,18 +351,6 @@ def clear_bins(bins: tl.tensor, lo: tl.tensor, hi: tl.tensor, shift: tl.tensor) 
 
 
 @triton.jit
-def sampled(
-    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, part: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the deficits of a part of a row's sample, and which of them are in the row."""
-    width = tl.load(inputs.records + row * WORDS + WIDTH)
-    places = tl.arange(0, SAMPLED)
-    runs = part + PARTS * (places // RUN)
-    columns = runs * width // (PARTS * SAMPLED // RUN) + places % RUN
-    return deficit_of(inputs, row, largest, adjusted(inputs, row, columns)), columns < width
-
-
-@triton.jit
 def guess(
     inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, mass: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -377,18 +362,16 @@ def guess(
     record = inputs.records + row * WORDS
     width = tl.load(record + WIDTH)
     end = tl.load(record + CUT_END)
-    deficits, _ = sampled(inputs, row, largest, 0)
-    farthest = tl.max(tl.where(deficits < end, deficits, 0), axis=0)
+    places = tl.arange(0, SAMPLED)
+    columns = (places // RUN) * width // (SAMPLED // RUN) + places % RUN
+    deficits = deficit_of(inputs, row, largest, adjusted(inputs, row, columns))
+    num_sampled = tl.sum((columns < width).to(tl.int32), axis=0)
+    is_near = deficits < end
+    farthest = tl.max(tl.where(is_near, deficits, 0), axis=0)
     shift = tl.zeros([], tl.int32)
     while (farthest >> shift) >= GUESSES:
         shift += 1
-    counts, num_sampled = tl.zeros([GUESSES], tl.int32), tl.zeros([], tl.int32)
-    for part in range(PARTS):
-        deficits, is_there = sampled(inputs, row, largest, part)
-        is_near = is_there & (deficits < end)
-        places = tl.minimum(deficits >> shift, GUESSES - 1)
-        counts += tl.histogram(tl.where(is_near, places, 0), GUESSES, mask=is_near)
-        num_sampled += tl.sum(is_there.to(tl.int32), axis=0)
+    counts = tl.histogram(tl.where(is_near, deficits >> shift, 0), GUESSES, mask=is_near)
     bins = tl.arange(0, GUESSES)
     octaves = (bins * 2 + 1).to(tl.float32) * (FRACTION_UNIT / 2) * (1 << shift).to(tl.float32)
     masses = counts.to(tl.float32) * tl.exp2(-octaves)
@@ -399,7 +382,7 @@ def guess(
     until = tl.cumsum(counts, axis=0)
     rank = tl.sum(tl.where(bins < center, counts, 0), axis=0)
     at_center = tl.sum(tl.where(bins == center, counts, 0), axis=0)
-    margin = MARGIN + (2.0 * tl.sqrt(rank.to(tl.float32))).to(tl.int32)
+    margin = 16 + (1.5 * tl.sqrt(rank.to(tl.float32))).to(tl.int32)  # some standard deviations
     first = tl.sum((until < rank - margin).to(tl.int32), axis=0)
     last = tl.sum((until - counts < rank + at_center + margin).to(tl.int32), axis=0)
     hi = tl.where(last < GUESSES, tl.minimum(last << shift, end), end)
