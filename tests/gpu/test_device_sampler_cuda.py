@@ -26,7 +26,7 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_kernels_give_the_references_tokens(seed: int) -> None:
-    compare_kernels(seed, CUDA, tile=(64, 512, None)[seed % 3], rows=16)
+    compare_kernels(seed, CUDA, tile=(128, 512, None)[seed % 3], rows=16)
 
 
 @pytest.mark.parametrize("seed", range(100, 105))

@@ -1,20 +1,23 @@
 """Triton kernels of sampling; `llm.sampling.device.reference` defines what they compute.
 
 A row of up to `WHOLE_COLUMNS` is one program's, which finds cuts by bisection (`_whole`). The
-columns of a longer row lie in tiles, which its programs share; a row without a cut skips three
-launches, and tiles with nothing above a cut are read once.
+columns of a longer row lie in tiles, which its programs share. The last of them to end a launch has
+the results of all, and does what the row needs once:
 
-    tops       largest logit                                         by tile
-    bins       histogram of deficits: 64 bins for each octave        count and mass in one word
-    first      within the bin where top_k (else top_p) cuts          counts by deficit
-               or, where top_p does not cut in the likely bins, the others
-    second     within the bin where top_p cuts after all             counts by deficit
-    masses     kept mass and ties at the cut                         by tile
-    pick       the tile, then the column, where the draw falls; the history
+    tops       largest logit by tile         a greedy row's token; deficits [lo, hi) that very
+                                             likely contain the cut
+    narrow     mass below lo, and a          the bin with the cut are the next [lo, hi); or, where
+    3 times    histogram of [lo, hi)         they did not contain it, the deficits on that side
+    masses     kept mass and ties at the     the tile, then the column, where the draw falls; the
+               cut by tile                   history
 
-A later launch reads the results of earlier ones, and each of its programs derives the cut from
-them independently. All sums are of integers: the order and the number of programs never
-change a result. Floats are only added, subtracted, multiplied and divided, never fused.
+A row's first histogram has wide bins, its next one a deficit in each bin, and one with top_k and
+top_p needs three. A row that has its cut skips the others, and tiles with nothing above a cut are
+read once. `masses` only reads tiles with deficits between the last lo and the cut.
+
+All sums that decide are of integers: the order and the number of programs never change a result.
+Floats are only added, subtracted, multiplied and divided, never fused; but for the guess where the
+cut is, which is checked.
 """
 
 from __future__ import annotations
@@ -31,52 +34,72 @@ from llm.sampling.device.history import PenaltyHistory
 from llm.sampling.device.parts import (
     ACTIVE,
     BINS,
+    BY_COUNT,
+    BY_MASS,
+    COUNT,
+    CUT,
     CUT_END,
     DEFICIT_END,
+    DRAW,
     EVERYTHING,
+    FIRST_HI,
     FLAGS,
-    HALF,
+    GROUP,
     HAS_CUT,
     HAS_PENALTIES,
     HAS_TOP_K,
     HAS_TOP_P,
+    HI,
     INDEX,
-    LIKELY_END,
+    LISTED,
+    LO,
+    LOWEST,
+    MASS,
     NO_COLUMN,
+    NOTHING,
     NUM_BINS,
     ONE_COUNT,
     RANDOM,
-    SEARCH,
-    SEARCH_WORDS,
+    SCALE,
+    SHIFT,
+    SLOTS,
+    SOUGHT,
+    STATE_WORDS,
+    STEP_LEFT,
+    TIES,
     TOP_K,
+    TOTAL,
     WIDTH,
     WORDS,
     SamplerWorkspace,
     SamplingInputs,
+    State,
     adjusted,
+    clear_bins,
     count_token,
     deficit_of,
     fallen,
     find_bin,
-    find_cut,
+    guess,
     heaviest,
     id_of,
-    is_second,
     largest_of,
     limit_of,
     number_of,
     ranked,
+    shift_for,
     smallest,
-    tops_of,
-    value_of,
+    unit_of,
     weight_of,
 )
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
+MAX_REGISTERS = 80  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
 WHOLE_WARPS = 8
+LANES = tl.constexpr(32 * NUM_WARPS)
 
 
 class Scratch:
@@ -91,19 +114,25 @@ class Scratch:
         self.num_tiles = -(-vocab_size // tile)
         self.room = room = triton.next_power_of_2(self.num_tiles)
 
+        divided = 0 if self.is_whole else max_rows
+
         def empty(width: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(max_rows, width, dtype=dtype, device=device)
+            return torch.empty(divided, width, dtype=dtype, device=device)
 
         self.workspace = SamplerWorkspace(
             tops=empty(room, torch.float32),
-            bins=empty(NUM_BINS, torch.int64),
-            first=empty(NUM_BINS, torch.int32),
-            second=empty(NUM_BINS, torch.int32),
-            searches=empty(2 * SEARCH_WORDS, torch.int64),
-            cut=empty(2, torch.int64),
+            sums=empty(room, torch.float32),
+            largest=empty(1, torch.float32),
+            arrived=torch.zeros(divided, dtype=torch.int32, device=device),
+            states=empty(len(State), torch.int64),
+            bins=torch.zeros(divided, 2 * NUM_BINS, dtype=torch.int64, device=device),
             mass=empty(room, torch.int64),
+            base=empty(room, torch.int64),
+            listed=empty(room, torch.int32),
+            lists=empty(self.num_tiles * SLOTS.value, torch.int32),
+            num_tiles=self.num_tiles,
             ties=empty(room, torch.int32),
-            tokens=empty(1, torch.int32),
+            tokens=torch.empty(max_rows, 1, dtype=torch.int32, device=device),
         )
 
 
@@ -117,7 +146,7 @@ def sample_with_kernels(
     level: int = 0,
 ) -> Tensor:
     """See `sample_reference`. The tokens int32 [B] are in `out`; without it they are owned by the
-    scratch and valid until the next call. `level`: see `KernelSet`; for short rows.
+    scratch and valid until the next call. `level`: see `KernelSet`.
     """
     num_rows = len(logits)
     tokens = scratch.workspace.tokens[:num_rows, 0] if out is None else out
@@ -137,19 +166,27 @@ def sample_with_kernels(
         history.latest,
         history.latest.stride(0),
     )
-    options: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
+    options: dict[str, Any] = {"enable_fp_fusion": False, "level": level, "launch_pdl": level > 0}
     if scratch.is_whole:
         columns = triton.next_power_of_2(logits.shape[1])
-        options |= {"num_warps": WHOLE_WARPS, "level": level, "launch_pdl": level > 0}
-        _whole[(num_rows,)](inputs, tokens, columns=columns, **options)
+        _whole[(num_rows,)](inputs, tokens, columns=columns, num_warps=WHOLE_WARPS, **options)
         return tokens
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     workspace = scratch.workspace._replace(tokens=tokens)
     options |= {"tile": scratch.tile, "room": scratch.room}
-    for launch in (_tops, _bins, _first, _second, _masses):
-        launch[programs, num_rows](inputs, workspace, programs, **options)
-    _pick[(num_rows,)](inputs, workspace, programs, **options)
+    options |= {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS}
+    grid = (programs, num_rows)
+    for launch in (_tops, _collect, _narrow, _narrow, _masses):
+        launch[grid](inputs, workspace, programs, **options)
     return tokens
+
+
+@triton.jit
+def _follow(level: tl.constexpr) -> None:
+    """Wait for the launches before, and let the next one begin to wait."""
+    if level > 0:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -185,9 +222,7 @@ def _whole(
     inputs: SamplingInputs, tokens: tl.tensor, columns: tl.constexpr, level: tl.constexpr
 ) -> None:
     """Process a row of up to `columns` columns."""
-    if level > 0:
-        gdc_launch_dependents()
-        gdc_wait()
+    _follow(level)
     row = tl.program_id(0).to(tl.int64)
     flags = tl.load(inputs.records + row * WORDS + FLAGS)
     if (flags & ACTIVE) == 0:
@@ -220,6 +255,16 @@ def _finish(inputs: SamplingInputs, tokens: tl.tensor, row: tl.tensor, column: t
     tl.store(long + INDEX, index + 1)
 
 
+@triton.jit
+def _is_last(workspace: SamplerWorkspace, row: tl.tensor, programs: tl.tensor) -> tl.tensor:
+    """Whether all other programs of the row have come here, and stored their results before."""
+    tl.debug_barrier()  # all threads have stored
+    is_last = tl.atomic_add(workspace.arrived + row, 1, sem="acq_rel") == programs - 1
+    if is_last:
+        tl.store(workspace.arrived + row, 0)
+    return is_last
+
+
 @triton.jit(do_not_specialize=["programs"])
 def _tops(
     inputs: SamplingInputs,
@@ -227,27 +272,92 @@ def _tops(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     record = inputs.records + row * WORDS
     flags = tl.load(record + FLAGS)
     if (flags & ACTIVE) == 0:
+        if program == 0:
+            tl.store(workspace.tokens + row, 0)
+            tl.store(workspace.states + row * STATE_WORDS + STEP_LEFT, NOTHING)
         return
-    if (flags & HAS_CUT) != 0:
-        for start in range(program * tile, BINS, programs * tile):
-            places = start + tl.arange(0, tile)
-            is_there = places < BINS
-            places += row * BINS
-            tl.store(workspace.bins + places, tl.zeros([tile], tl.int64), mask=is_there)
-            tl.store(workspace.first + places, tl.zeros([tile], tl.int32), mask=is_there)
-            tl.store(workspace.second + places, tl.zeros([tile], tl.int32), mask=is_there)
-    for start in range(program * tile, tl.load(record + WIDTH), programs * tile):
+    width = tl.load(record + WIDTH)
+    scale = tl.load(record + SCALE).to(tl.float32, bitcast=True)
+    has_guess = (flags & HAS_CUT) == HAS_TOP_P
+    for start in range(program * tile, width, programs * tile):
         values = adjusted(inputs, row, start + tl.arange(0, tile))
-        tl.store(workspace.tops + row * room + start // tile, tl.max(values, axis=0))
+        top = tl.max(values, axis=0)
+        place = row * room + start // tile
+        tl.store(workspace.tops + place, top)
+        if has_guess:
+            masses = tl.exp2((values - tl.maximum(top, LOWEST)) * scale)
+            tl.store(workspace.sums + place, tl.sum(masses, axis=0))
+    if _is_last(workspace, row, programs):
+        tiles = tl.arange(0, room)
+        is_there = tiles * tile < width
+        tops = tl.load(workspace.tops + row * room + tiles, mask=is_there, other=-float("inf"))
+        largest = tl.max(tops, axis=0)
+        if ((flags & RANDOM) != 0) & (largest != -float("inf")):
+            _start(inputs, workspace, row, tops, tile, room)
+        else:
+            first = tl.min(tl.where(tops == largest, tiles, room), axis=0)
+            columns = first * tile + tl.arange(0, tile)
+            is_best = adjusted(inputs, row, columns) == largest
+            column = tl.min(tl.where(is_best, columns, NO_COLUMN), axis=0)
+            tl.store(workspace.states + row * STATE_WORDS + STEP_LEFT, NOTHING)
+            _finish(inputs, workspace.tokens, row, column)
 
 
 @triton.jit
-def _tile_deficit(
+def _start(
+    inputs: SamplingInputs,
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    tops: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> None:
+    """Write the first state of a random row with these largest logits of its tiles."""
+    record = inputs.records + row * WORDS
+    flags, width = tl.load(record + FLAGS), tl.load(record + WIDTH)
+    largest = largest_of(tops)
+    tl.store(workspace.largest + row, largest)
+    lo, hi = tl.zeros([], tl.int32), tl.load(record + CUT_END)
+    step, sought = tl.full([], DRAW, tl.int32), tl.zeros([], tl.int64)
+    if (flags & HAS_TOP_K) != 0:
+        step = tl.full([], BY_COUNT, tl.int32)
+        top_k = tl.load(record + TOP_K)
+        sought = top_k.to(tl.int64)
+        if top_k * tile <= width:  # so many tiles have a maximum that is not below the last of them
+            last = smallest(deficit_of(inputs, row, largest, tops), top_k)
+            hi = tl.minimum(hi, last + 1)
+    elif (flags & HAS_TOP_P) != 0:
+        step = tl.full([], BY_MASS, tl.int32)
+        tiles = tl.arange(0, room)
+        sums = workspace.sums + row * room + tiles
+        masses = tl.load(sums, mask=tiles * tile < width, other=0.0)
+        scale = tl.load(record + SCALE).to(tl.float32, bitcast=True)
+        masses *= tl.exp2((tops - largest) * scale)
+        lo, hi = guess(inputs, row, largest, tl.sum(masses, axis=0))
+    state = workspace.states + row * STATE_WORDS
+    tl.store(state + STEP_LEFT, step.to(tl.int64))
+    tl.store(state + LO, lo.to(tl.int64))
+    tl.store(state + HI, hi.to(tl.int64))
+    tl.store(state + SHIFT, shift_for(hi - lo).to(tl.int64))
+    tl.store(state + COUNT, tl.zeros([], tl.int64))
+    tl.store(state + MASS, tl.zeros([], tl.int64))
+    tl.store(state + SOUGHT, sought)
+    tl.store(state + FIRST_HI, hi.to(tl.int64))
+    tl.store(state + TOTAL, tl.zeros([], tl.int64))
+    tl.store(state + CUT, tl.load(record + DEFICIT_END).to(tl.int64))
+    tl.store(state + TIES, tl.zeros([], tl.int64))
+    tl.store(state + LISTED, (step >= BY_MASS).to(tl.int64))
+
+
+@triton.jit
+def _top_deficit(
     inputs: SamplingInputs,
     workspace: SamplerWorkspace,
     row: tl.tensor,
@@ -259,167 +369,246 @@ def _tile_deficit(
 
 
 @triton.jit
-def _add(
-    workspace: SamplerWorkspace, row: tl.tensor, deficits: tl.tensor, chosen: tl.tensor
-) -> None:
-    """Add the chosen deficits to the row's histogram."""
-    entries = value_of(deficits).to(tl.int64) + ONE_COUNT
-    places = workspace.bins + row * BINS + (deficits >> HALF)
-    tl.atomic_add(places, entries, mask=chosen, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["programs"])
-def _bins(
-    inputs: SamplingInputs,
-    workspace: SamplerWorkspace,
-    programs: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> None:
-    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    record = inputs.records + row * WORDS
-    flags = tl.load(record + FLAGS)
-    if (flags & HAS_CUT) == 0:
-        return
-    width = tl.load(record + WIDTH)
-    tops = tops_of(workspace, row, width, tile, room)
-    largest = largest_of(tops)
-    end = tl.load(record + LIKELY_END)
-    needed = tl.full([], EVERYTHING, tl.int32)  # without top_k all mass counts
-    if (flags & HAS_TOP_K) != 0:
-        top_k = tl.load(record + TOP_K)
-        if top_k * tile <= width:  # so many tiles have a maximum that is not below the last of them
-            last = smallest(deficit_of(inputs, row, largest, tops), top_k)
-            end = tl.minimum(end, last + 1)
-        needed = end
-    total = tl.zeros([tile], tl.int64)
-    for start in range(program * tile, width, programs * tile):
-        if _tile_deficit(inputs, workspace, row, largest, row * room + start // tile) < needed:
-            values = adjusted(inputs, row, start + tl.arange(0, tile))
-            deficits = deficit_of(inputs, row, largest, values)
-            total += weight_of(deficits)
-            _add(workspace, row, deficits, deficits < end)
-    tl.store(workspace.mass + row * room + program, tl.sum(total, axis=0))
+def _deficits(
+    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, start: tl.tensor, tile: tl.constexpr
+) -> tl.tensor:
+    """Return the deficits of a tile."""
+    return deficit_of(inputs, row, largest, adjusted(inputs, row, start + tl.arange(0, tile)))
 
 
 @triton.jit
-def _count_within(
+def _count(
+    bins: tl.tensor,
+    deficits: tl.tensor,
+    weights: tl.tensor,
+    lo: tl.tensor,
+    hi: tl.tensor,
+    shift: tl.tensor,
+) -> None:
+    """Add the deficits in [lo, hi) to a histogram."""
+    entries = (weights >> unit_of(deficits)) + ONE_COUNT
+    targets = bins + ((deficits >> shift) - (lo >> shift))
+    tl.atomic_add(targets, entries, mask=(deficits >= lo) & (deficits < hi), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _collect(
     inputs: SamplingInputs,
     workspace: SamplerWorkspace,
-    counts: tl.tensor,
-    place: tl.tensor,
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
-    """Count the deficits of one bin."""
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    state = workspace.states + row * STATE_WORDS
+    step = tl.load(state + STEP_LEFT)
+    if step < BY_MASS:
+        return
+    lo, hi = tl.load(state + LO).to(tl.int32), tl.load(state + HI).to(tl.int32)
+    shift = tl.load(state + SHIFT).to(tl.int32)
+    bins = _bins_of(workspace, row, shift)
+    largest = tl.load(workspace.largest + row)
     width = tl.load(inputs.records + row * WORDS + WIDTH)
-    largest = largest_of(tops_of(workspace, row, width, tile, room))
+    needed = tl.where(step == BY_MASS, EVERYTHING, hi)  # for the mass of all
+    lanes: tl.constexpr = LANES if tile > LANES else tile
+    total, below = tl.zeros([lanes], tl.int64), tl.zeros([], tl.int64)
     for start in range(program * tile, width, programs * tile):
-        top = _tile_deficit(inputs, workspace, row, largest, row * room + start // tile)
-        if (top >> HALF) <= place:
-            values = adjusted(inputs, row, start + tl.arange(0, tile))
-            deficits = deficit_of(inputs, row, largest, values)
-            target = counts + row * BINS + (deficits & (BINS - 1))
-            tl.atomic_add(target, 1, mask=(deficits >> HALF) == place, sem="relaxed")
-
-
-@triton.jit
-def _add_unlikely(
-    inputs: SamplingInputs,
-    workspace: SamplerWorkspace,
-    programs: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> None:
-    """Complete the row's histogram; the previous launch skipped deficits where top_p is unlikely to
-    cut.
-    """
-    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    record = inputs.records + row * WORDS
-    width, start_deficit = tl.load(record + WIDTH), tl.load(record + LIKELY_END)
-    end = tl.load(record + CUT_END)
-    largest = largest_of(tops_of(workspace, row, width, tile, room))
-    for start in range(program * tile, width, programs * tile):
-        values = adjusted(inputs, row, start + tl.arange(0, tile))
-        deficits = deficit_of(inputs, row, largest, values)
-        _add(workspace, row, deficits, (deficits >= start_deficit) & (deficits < end))
+        place = row * room + start // tile
+        mass, num_listed = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
+        if _top_deficit(inputs, workspace, row, largest, place) < needed:
+            deficits = _deficits(inputs, row, largest, start, tile)
+            weights = weight_of(deficits)
+            _count(bins, deficits, weights, lo, hi, shift)
+            # A thread has the columns of a lane: sums over them need no other thread.
+            total += tl.sum(tl.reshape(weights, [tile // lanes, lanes]), axis=0)
+            lower = tl.reshape(tl.where(deficits < lo, weights, 0), [tile // lanes, lanes])
+            mass = tl.sum(tl.sum(lower, axis=0), axis=0)
+            is_listed = (deficits >= lo) & (deficits < hi)
+            ones = tl.reshape(is_listed.to(tl.int32), [tile // lanes, lanes])
+            by_lane = tl.sum(ones, axis=0)
+            before = tl.cumsum(by_lane, axis=0) - by_lane
+            slots = tl.reshape(before[None, :] + tl.cumsum(ones, axis=0) - 1, [tile])
+            targets = _list_of(workspace, row, start // tile) + slots
+            tl.store(targets, deficits, mask=is_listed & (slots < SLOTS))
+            num_listed = tl.sum(by_lane, axis=0)
+        below += mass
+        tl.store(workspace.base + place, mass)
+        tl.store(workspace.listed + place, num_listed)
+    tl.atomic_add(state + TOTAL, tl.sum(total, axis=0), sem="relaxed")
+    tl.atomic_add(state + MASS, below, sem="relaxed")
+    if _is_last(workspace, row, programs):
+        _decide(inputs, workspace, row, lo, hi, shift, True)
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _first(
+def _narrow(
     inputs: SamplingInputs,
     workspace: SamplerWorkspace,
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    record = inputs.records + row * WORDS
-    flags = tl.load(record + FLAGS)
-    if (flags & HAS_CUT) == 0:
+    state = workspace.states + row * STATE_WORDS
+    if tl.load(state + STEP_LEFT) < BY_MASS:
         return
-    by_count = (flags & HAS_TOP_K) != 0
-    places = tl.arange(0, room)
-    masses = tl.load(workspace.mass + row * room + places, mask=places < programs, other=0)
-    limit = limit_of(tl.sum(masses, axis=0), inputs, row)
-    sought = tl.where(by_count, tl.load(record + TOP_K).to(tl.int64), limit)
-    search = workspace.searches + row * (2 * SEARCH)
-    likely = tl.load(record + LIKELY_END)  # other programs may be adding deficits from here on
-    end = (likely + BINS - 1) >> HALF
-    bins = workspace.bins + row * BINS
-    place = find_bin(bins, search, sought, by_count, program == 0, end)
-    if (place < BINS) | (likely == tl.load(record + CUT_END)):
-        _count_within(inputs, workspace, workspace.first, place, programs, tile, room)
+    lo, hi = tl.load(state + LO).to(tl.int32), tl.load(state + HI).to(tl.int32)
+    shift = tl.load(state + SHIFT).to(tl.int32)
+    bins = _bins_of(workspace, row, shift)
+    largest = tl.load(workspace.largest + row)
+    width = tl.load(inputs.records + row * WORDS + WIDTH)
+    if tl.load(state + LISTED) != 0:
+        for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
+            _count(bins, deficits, weight_of(deficits), lo, hi, shift)
+            if tl.max(listed, axis=0) > SLOTS:
+                for other in range(first, first + GROUP):
+                    if _is_long(workspace, row, other, width, tile, room):
+                        every = _deficits(inputs, row, largest, other * tile, tile)
+                        _count(bins, every, weight_of(every), lo, hi, shift)
     else:
-        _add_unlikely(inputs, workspace, programs, tile, room)
-
-
-@triton.jit(do_not_specialize=["programs"])
-def _second(
-    inputs: SamplingInputs,
-    workspace: SamplerWorkspace,
-    programs: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> None:
-    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    record = inputs.records + row * WORDS
-    flags = tl.load(record + FLAGS) & HAS_CUT
-    if flags == 0:
-        return
-    search = workspace.searches + row * (2 * SEARCH)
-    if is_second(record, search):
-        sought = tl.load(search + 3)
-        if flags == HAS_CUT:
-            _, _, kept_mass = find_cut(search, workspace.first + row * BINS, True)
-            sought = limit_of(kept_mass, inputs, row)
-        bins = workspace.bins + row * BINS
-        place = find_bin(bins, search + SEARCH, sought, False, program == 0, BINS)
-        _count_within(inputs, workspace, workspace.second, place, programs, tile, room)
+        for start in range(program * tile, width, programs * tile):
+            place = row * room + start // tile
+            if _top_deficit(inputs, workspace, row, largest, place) < hi:
+                every = _deficits(inputs, row, largest, start, tile)
+                _count(bins, every, weight_of(every), lo, hi, shift)
+    if _is_last(workspace, row, programs):
+        _decide(inputs, workspace, row, lo, hi, shift, False)
 
 
 @triton.jit
-def _cut_of(
-    record: tl.tensor, workspace: SamplerWorkspace, row: tl.tensor
+def _list_of(workspace: SamplerWorkspace, row: tl.tensor, place: tl.tensor) -> tl.tensor:
+    """Return the list of a row's tile."""
+    return workspace.lists + (row * workspace.num_tiles + place) * SLOTS
+
+
+@triton.jit
+def _listed(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    first: tl.tensor,
+    width: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the cut of a row: the first deficit that is not kept, and how many equal to it are
-    kept.
+    """Return the listed deficits [GROUP, SLOTS] of a group of tiles from `first` on, `EVERYTHING`
+    where there is none, and how many each tile has.
     """
-    flags = tl.load(record + FLAGS) & HAS_CUT
-    cut = tl.load(record + DEFICIT_END)
-    ties_kept = tl.zeros([], tl.int64)
-    if flags != 0:
-        search = workspace.searches + row * (2 * SEARCH)
-        within = workspace.first + row * BINS
-        if is_second(record, search):
-            search += SEARCH
-            within = workspace.second + row * BINS
-        found, ties, _ = find_cut(search, within, (flags & HAS_TOP_P) == 0)
-        ties_kept = tl.where(found < cut, ties, ties_kept)
-        cut = tl.minimum(found, cut)
-    return cut, ties_kept
+    tiles = first + tl.arange(0, GROUP)
+    listed = tl.load(workspace.listed + row * room + tiles, mask=tiles * tile < width, other=0)
+    slots = tl.arange(0, SLOTS)[None, :]
+    is_there = (slots < listed[:, None]) & (listed[:, None] <= SLOTS)
+    lists = _list_of(workspace, row, tiles[:, None]) + slots
+    return tl.load(lists, mask=is_there, other=EVERYTHING), listed
+
+
+@triton.jit
+def _is_long(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    place: tl.tensor,
+    width: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> tl.tensor:
+    """Whether a tile has more deficits than its list."""
+    listed = workspace.listed + row * room + place
+    return tl.load(listed, mask=place * tile < width, other=0) > SLOTS
+
+
+@triton.jit
+def _bins_of(workspace: SamplerWorkspace, row: tl.tensor, shift: tl.tensor) -> tl.tensor:
+    """Return a row's histogram for bins of this width."""
+    return workspace.bins + row * (2 * BINS) + tl.where(shift == 0, BINS, 0)
+
+
+@triton.jit
+def _decide(
+    inputs: SamplingInputs,
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    lo: tl.tensor,
+    hi: tl.tensor,
+    shift: tl.tensor,
+    is_first: tl.constexpr,
+) -> None:
+    """Write the state of a row after the histogram of [lo, hi)."""
+    bins = _bins_of(workspace, row, shift)
+    state = workspace.states + row * STATE_WORDS
+    record = inputs.records + row * WORDS
+    has_both = (tl.load(record + FLAGS) & HAS_CUT) == HAS_CUT
+    by_count = tl.load(state + STEP_LEFT) == BY_COUNT
+    count, mass, sought = tl.load(state + COUNT), tl.load(state + MASS), tl.load(state + SOUGHT)
+    if is_first & (by_count == 0):
+        sought = limit_of(tl.load(state + TOTAL), inputs, row)
+    is_less = (by_count == 0) & (mass >= sought)
+    cut, new_count, new_mass = find_bin(bins, lo, hi, shift, by_count, count, mass, sought)
+    is_found = (cut < hi) & (is_less == 0)
+    is_kept = is_first & by_count & has_both
+    if is_kept == 0:
+        clear_bins(bins, lo, hi, shift)
+    ties, kept_mass = _ties_of(cut, by_count, new_count, new_mass, sought)
+    is_over = (is_found & (shift == 0)) | ((cut >= hi) & (hi == tl.load(record + CUT_END)))
+    if is_over & by_count & has_both:  # now for the cut of top_p, in the first histogram
+        by_count = by_count & (by_count == 0)
+        sought = limit_of(kept_mass, inputs, row)
+        lo, hi = lo * 0, tl.load(state + FIRST_HI).to(tl.int32)
+        shift = shift_for(hi)
+        bins = _bins_of(workspace, row, shift)
+        zero = tl.zeros([], tl.int64)
+        cut, new_count, new_mass = find_bin(bins, lo, hi, shift, by_count, zero, zero, sought)
+        clear_bins(bins, lo, hi, shift)
+        ties, _ = _ties_of(cut, by_count, new_count, new_mass, sought)
+        is_found = cut < hi
+        is_over = shift == 0
+
+    tl.debug_barrier()  # all threads must have read
+    if is_over:
+        end = tl.load(record + DEFICIT_END)
+        is_cut = is_found & (cut < end)
+        tl.store(state + STEP_LEFT, DRAW)
+        tl.store(state + CUT, tl.where(is_cut, cut, end).to(tl.int64))
+        tl.store(state + TIES, tl.where(is_cut, ties, 0))
+        if is_cut == 0:
+            tl.store(state + LISTED, 0)
+    else:
+        if is_found:  # in this bin
+            hi = tl.minimum(hi, ((cut >> shift) + 1) << shift)
+            lo = cut
+        elif is_less:
+            hi = lo
+            lo = lo * 0
+            new_count, new_mass = new_count * 0, new_mass * 0
+        else:
+            lo = hi
+            hi = tl.load(record + CUT_END)
+        shift = tl.where(is_found, 0, shift_for(hi - lo))
+        if is_found == 0:
+            tl.store(state + LISTED, 0)
+        tl.store(state + STEP_LEFT, tl.where(by_count, BY_COUNT, BY_MASS).to(tl.int64))
+        tl.store(state + LO, lo.to(tl.int64))
+        tl.store(state + HI, hi.to(tl.int64))
+        tl.store(state + SHIFT, shift.to(tl.int64))
+        tl.store(state + COUNT, new_count)
+        tl.store(state + MASS, new_mass)
+        tl.store(state + SOUGHT, sought)
+
+
+@triton.jit
+def _ties_of(
+    cut: tl.tensor, by_count: tl.tensor, count: tl.tensor, mass: tl.tensor, sought: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return how many deficits equal to the cut are kept, and the kept mass, for the count and the
+    mass below the cut.
+    """
+    weight = weight_of(tl.minimum(cut, EVERYTHING))
+    by_mass = (sought - mass + weight - 1) // tl.maximum(weight, 1)
+    ties = tl.where(by_count, sought - count, by_mass)
+    return ties, mass + ties * weight
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -429,27 +618,54 @@ def _masses(
     programs: tl.tensor,
     tile: tl.constexpr,
     room: tl.constexpr,
+    level: tl.constexpr,
 ) -> None:
+    _follow(level)
     program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    record = inputs.records + row * WORDS
-    if (tl.load(record + FLAGS) & RANDOM) == 0:
+    state = workspace.states + row * STATE_WORDS
+    if tl.load(state + STEP_LEFT) == NOTHING:
         return
-    cut, ties_kept = _cut_of(record, workspace, row)
-    if program == 0:
-        tl.store(workspace.cut + 2 * row, cut.to(tl.int64))
-        tl.store(workspace.cut + 2 * row + 1, ties_kept)
-    width = tl.load(record + WIDTH)
-    largest = largest_of(tops_of(workspace, row, width, tile, room))
-    for start in range(program * tile, width, programs * tile):
-        place = row * room + start // tile
-        mass, ties = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
-        if _tile_deficit(inputs, workspace, row, largest, place) <= cut:
-            values = adjusted(inputs, row, start + tl.arange(0, tile))
-            deficits = deficit_of(inputs, row, largest, values)
-            mass = tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=0)
-            ties = tl.sum((deficits == cut).to(tl.int32), axis=0)
-        tl.store(workspace.mass + place, mass)
-        tl.store(workspace.ties + place, ties)
+    cut = tl.load(state + CUT).to(tl.int32)
+    largest = tl.load(workspace.largest + row)
+    width = tl.load(inputs.records + row * WORDS + WIDTH)
+    begin = row * room
+    if tl.load(state + LISTED) != 0:
+        for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
+            tiles = first + tl.arange(0, GROUP)
+            is_whole = (tiles * tile < width) & (listed <= SLOTS)
+            mass = tl.load(workspace.base + begin + tiles, mask=is_whole, other=0)
+            mass += tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=1)
+            ties = tl.sum((deficits == cut).to(tl.int32), axis=1)
+            tl.store(workspace.mass + begin + tiles, mass, mask=is_whole)
+            tl.store(workspace.ties + begin + tiles, ties, mask=is_whole)
+            if tl.max(listed, axis=0) > SLOTS:
+                for other in range(first, first + GROUP):
+                    if _is_long(workspace, row, other, width, tile, room):
+                        every = _deficits(inputs, row, largest, other * tile, tile)
+                        _keep(workspace, begin + other, every, cut)
+    else:
+        for start in range(program * tile, width, programs * tile):
+            place = begin + start // tile
+            if _top_deficit(inputs, workspace, row, largest, place) <= cut:
+                every = _deficits(inputs, row, largest, start, tile)
+                _keep(workspace, place, every, cut)
+            else:
+                tl.store(workspace.mass + place, tl.zeros([], tl.int64))
+                tl.store(workspace.ties + place, tl.zeros([], tl.int32))
+    if _is_last(workspace, row, programs):
+        column = _drawn(inputs, workspace, row, largest, tile, room)
+        _finish(inputs, workspace.tokens, row, column)
+
+
+@triton.jit
+def _keep(
+    workspace: SamplerWorkspace, place: tl.tensor, deficits: tl.tensor, cut: tl.tensor
+) -> None:
+    """Store the mass before the cut, and the ties at it, of a whole tile."""
+    mass = tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=0)
+    tl.store(workspace.mass + place, mass)
+    tl.store(workspace.ties + place, tl.sum((deficits == cut).to(tl.int32), axis=0))
 
 
 @triton.jit
@@ -462,8 +678,8 @@ def _drawn(
     room: tl.constexpr,
 ) -> tl.tensor:
     """Return the column that the row's random number selects."""
-    cut = tl.load(workspace.cut + 2 * row).to(tl.int32)
-    ties_kept = tl.load(workspace.cut + 2 * row + 1)
+    state = workspace.states + row * STATE_WORDS
+    cut, ties_kept = tl.load(state + CUT).to(tl.int32), tl.load(state + TIES)
     tiles = tl.arange(0, room)
     is_there = tiles * tile < tl.load(inputs.records + row * WORDS + WIDTH)
     ties = tl.load(workspace.ties + row * room + tiles, mask=is_there, other=0).to(tl.int64)
@@ -483,29 +699,3 @@ def _drawn(
     is_kept = (deficits < cut) | (is_tie & (tl.cumsum(is_tie.to(tl.int64), axis=0) <= ties_kept))
     passed = tl.cumsum(tl.where(is_kept, weight_of(deficits), 0), axis=0) <= target
     return chosen * tile + tl.sum(passed.to(tl.int32), axis=0)
-
-
-@triton.jit(do_not_specialize=["programs"])
-def _pick(
-    inputs: SamplingInputs,
-    workspace: SamplerWorkspace,
-    programs: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    record = inputs.records + row * WORDS
-    flags = tl.load(record + FLAGS)
-    if (flags & ACTIVE) == 0:
-        tl.store(workspace.tokens + row, 0)
-        return
-    tops = tops_of(workspace, row, tl.load(record + WIDTH), tile, room)
-    largest = tl.max(tops, axis=0)
-    if ((flags & RANDOM) != 0) & (largest != -float("inf")):
-        column = _drawn(inputs, workspace, row, largest, tile, room)
-    else:
-        first = tl.min(tl.where(tops == largest, tl.arange(0, room), room), axis=0)
-        columns = first * tile + tl.arange(0, tile)
-        is_best = adjusted(inputs, row, columns) == largest
-        column = tl.min(tl.where(is_best, columns, NO_COLUMN), axis=0)
-    _finish(inputs, workspace.tokens, row, column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import triton
@@ -13,17 +14,47 @@ from llm.sampling.device.history import MAX_COUNT
 from llm.sampling.device.records import END_OCTAVE, FRACTION_BITS, RECORD_WORDS, Flag, word_of
 from llm.sampling.rng import DROPPED_BITS, FACTOR_1, FACTOR_2, GOLDEN
 
-BIN_BITS = 12  # each half of a deficit is a bin number
+BIN_BITS = 12  # at most, of a bin number: twice as many are a deficit
 NUM_BINS = 2**BIN_BITS
 COUNT_SHIFT = 44  # shift of a bin's count, above its mass
-SEARCH_WORDS = 4  # bin, count and mass before it, target
+NUM_SAMPLED = 2048  # logits from which the place of a cut is guessed
+RUN_COLUMNS = 4  # so many of them lie side by side
+GUESS_BINS = 256
+NUM_SLOTS = 128  # deficits of a tile's list
+GROUP_TILES = 8  # whose lists are read at once
+
+
+class State(IntEnum):
+    """Words of a row's state, which one launch leaves to the next."""
+
+    STEP = 0  # a `Step`
+    LO = 1  # the deficits [LO, HI) are being searched for a cut
+    HI = 2
+    SHIFT = 3  # 2 to this are the deficits of a bin
+    COUNT = 4  # of the deficits below LO
+    MASS = 5  # of the deficits below LO
+    SOUGHT = 6  # the count or the mass at the cut
+    FIRST_HI = 7  # HI of the first search
+    TOTAL = 8  # mass of all
+    CUT = 9  # the first deficit that is not kept, but for ties
+    TIES = 10  # how many equal to CUT are kept
+    LISTED = 11  # whether the tiles' lists contain the deficits [LO, HI), or the cut
+
+
+class Step(IntEnum):
+    """What is left to do for a row."""
+
+    NOTHING = 0
+    DRAW = 1
+    BY_MASS = 2  # search the cut of top_p
+    BY_COUNT = 3  # search the cut of top_k
 
 FLAGS = tl.constexpr(word_of("flags"))
 WIDTH = tl.constexpr(word_of("width"))
 TOP_K = tl.constexpr(word_of("top_k"))
 DEFICIT_END = tl.constexpr(word_of("deficit_end"))
 CUT_END = tl.constexpr(word_of("cut_end"))
-LIKELY_END = tl.constexpr(word_of("likely_end"))
+LEFT_OUT = tl.constexpr(word_of("left_out"))
 SCALE = tl.constexpr(word_of("scale"))
 SLOT = tl.constexpr(word_of("slot"))
 WINDOW = tl.constexpr(word_of("window"))
@@ -48,27 +79,38 @@ HAS_MASK = tl.constexpr(int(Flag.MASK))
 
 LOWEST = tl.constexpr(reference.LOWEST)
 HIGHEST = tl.constexpr(reference.HIGHEST)
-MAX_OCTAVES = tl.constexpr(reference.MAX_OCTAVES)
 FRACTION = tl.constexpr(FRACTION_BITS)
-VALUE_END = tl.constexpr(reference.VALUE_BITS + 1)
 OCTAVE = tl.constexpr(2.0**FRACTION_BITS)  # octave, in deficits
+LARGEST_DEFICIT = tl.constexpr(reference.MAX_OCTAVES * 2.0**FRACTION_BITS)
 FRACTION_MASK = tl.constexpr(2**FRACTION_BITS - 1)
 FRACTION_UNIT = tl.constexpr(2.0**-FRACTION_BITS)
-LARGEST_VALUE = tl.constexpr(2.0**reference.VALUE_BITS)
 PLAIN_OCTAVES = tl.constexpr(reference.PLAIN_OCTAVES)
-C5, C4, C3, C2, C1, C0 = map(tl.constexpr, reference.COEFFICIENTS)
+# For fractions in deficits and results of VALUE_BITS: powers of two do not change the rounding.
+C5, C4, C3, C2, C1, C0 = (
+    tl.constexpr(factor * 2.0 ** (reference.VALUE_BITS - FRACTION_BITS * (5 - place)))
+    for place, factor in enumerate(reference.COEFFICIENTS)
+)
 LARGEST_COUNT = tl.constexpr(MAX_COUNT)
 
 EVERYTHING = tl.constexpr(END_OCTAVE << FRACTION_BITS)  # deficit from which weights are 0
 NO_COLUMN = tl.constexpr(2**31 - 1)
 BINS = tl.constexpr(NUM_BINS)
-CHUNK = tl.constexpr(1024)  # bins read at once
+CHUNK = tl.constexpr(512)  # bins read at once
 HALF = tl.constexpr(BIN_BITS)
-BIN_OCTAVE = tl.constexpr(FRACTION_BITS - BIN_BITS)  # octaves of a bin, as a shift
 COUNTS_FROM = tl.constexpr(COUNT_SHIFT)
 ONE_COUNT = tl.constexpr(2**COUNT_SHIFT)
 MASS_MASK = tl.constexpr(2**COUNT_SHIFT - 1)
-SEARCH = tl.constexpr(SEARCH_WORDS)
+SAMPLED = tl.constexpr(NUM_SAMPLED)
+RUN = tl.constexpr(RUN_COLUMNS)
+GUESSES = tl.constexpr(GUESS_BINS)
+SLOTS = tl.constexpr(NUM_SLOTS)
+GROUP = tl.constexpr(GROUP_TILES)
+
+STATE_WORDS = tl.constexpr(len(State))
+STEP_LEFT, LO, HI, SHIFT, COUNT, MASS, SOUGHT, FIRST_HI, TOTAL, CUT, TIES, LISTED = (
+    tl.constexpr(int(word)) for word in State
+)
+NOTHING, DRAW, BY_MASS, BY_COUNT = (tl.constexpr(int(step)) for step in Step)
 
 STEP = tl.constexpr(GOLDEN)
 MIX_1 = tl.constexpr(FACTOR_1)
@@ -95,12 +137,16 @@ class SamplerWorkspace(NamedTuple):
     """Intermediate results of the launches. `room` is the number of tiles per row."""
 
     tops: Tensor  # float32 [B, room] the largest logit of each tile
-    bins: Tensor  # int64 [B, bins]
-    first: Tensor  # int32 [B, bins]
-    second: Tensor  # int32 [B, bins]
-    searches: Tensor  # int64 [B, 2 × 4]
-    cut: Tensor  # int64 [B, 2] deficit, and how many equal to it are kept
-    mass: Tensor  # int64 [B, room] by program, then by tile
+    sums: Tensor  # float32 [B, room] about the mass of each tile, 1 for its largest logit
+    largest: Tensor  # float32 [B]
+    arrived: Tensor  # int32 [B] programs that have ended; 0 between launches
+    states: Tensor  # int64 [B, words of `State`]
+    bins: Tensor  # int64 [B, 2, bins] of many deficits, and of one each; 0 after the search
+    mass: Tensor  # int64 [B, room] kept by tile
+    base: Tensor  # int64 [B, room] mass below the first LO by tile
+    listed: Tensor  # int32 [B, room] deficits of the first [LO, HI) by tile
+    lists: Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
+    num_tiles: int
     ties: Tensor  # int32 [B, room] by tile
     tokens: Tensor  # int32 [B]
 
@@ -161,28 +207,13 @@ def adjusted(inputs: SamplingInputs, row: tl.tensor, columns: tl.tensor) -> tl.t
     values = raw(inputs, row, columns, is_there)
     if (flags & HAS_PENALTIES) != 0:
         values = penalised(inputs, record, id_of(record, columns), is_there, values)
-    values = tl.where(values == values, values, LOWEST)  # noqa: PLR0124 - not NaN
-    values = tl.minimum(tl.maximum(values, LOWEST), HIGHEST)
+    values = tl.minimum(tl.where(values > LOWEST, values, LOWEST), HIGHEST)  # also for NaN
     if (flags & HAS_MASK) != 0:
         ids = id_of(record, columns)
         words = inputs.masks + tl.load(record + MASK).to(tl.int64) * inputs.mask_stride
         word = tl.load(words + ids // 32, mask=is_there, other=0)
         values = tl.where(((word >> (ids & 31)) & 1) != 0, values, -float("inf"))
     return tl.where(is_there, values, -float("inf"))
-
-
-@triton.jit
-def tops_of(
-    workspace: SamplerWorkspace,
-    row: tl.tensor,
-    width: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> tl.tensor:
-    """Return the largest logits [room] of a row's tiles; −∞ behind them."""
-    tiles = tl.arange(0, room)
-    found = workspace.tops + row * room + tiles
-    return tl.load(found, mask=tiles * tile < width, other=-float("inf"))
 
 
 @triton.jit
@@ -197,8 +228,8 @@ def deficit_of(
 ) -> tl.tensor:
     """Return the differences to the largest logit as int32 deficits."""
     scale = tl.load(inputs.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)
-    octaves = (largest - values) * scale
-    return (tl.minimum(octaves, MAX_OCTAVES) * OCTAVE).to(tl.int32)
+    scale *= OCTAVE
+    return (tl.minimum(largest - values, LARGEST_DEFICIT / scale) * scale).to(tl.int32)
 
 
 @triton.jit
@@ -241,29 +272,22 @@ def heaviest(values: tl.tensor, weights: tl.tensor, sought: tl.tensor) -> tl.ten
 
 
 @triton.jit
-def value_of(deficits: tl.tensor) -> tl.tensor:
-    """Return int32 weights in units of 2 to the `unit_of` their octave."""
-    octave = deficits >> FRACTION
-    fraction = (deficits & FRACTION_MASK).to(tl.float32) * FRACTION_UNIT
+def weight_of(deficits: tl.tensor) -> tl.tensor:
+    """Return int64 weights."""
+    fraction = (deficits & FRACTION_MASK).to(tl.float32)
     power = fraction * C5 + C4
     power = power * fraction + C3
     power = power * fraction + C2
     power = power * fraction + C1
     power = power * fraction + C0
-    value = (power * LARGEST_VALUE).to(tl.int32)
-    return value >> tl.minimum(tl.maximum(octave - PLAIN_OCTAVES, 0), VALUE_END)
+    octave = (deficits >> FRACTION).to(tl.int64)
+    return (power.to(tl.int32).to(tl.int64) << PLAIN_OCTAVES) >> octave
 
 
 @triton.jit
-def unit_of(octave: tl.tensor) -> tl.tensor:
-    """Return the int64 exponent of the unit; see `value_of`."""
-    return tl.maximum(PLAIN_OCTAVES - octave, 0).to(tl.int64)
-
-
-@triton.jit
-def weight_of(deficits: tl.tensor) -> tl.tensor:
-    """Return int64 weights."""
-    return value_of(deficits).to(tl.int64) << unit_of(deficits >> FRACTION)
+def unit_of(deficits: tl.tensor) -> tl.tensor:
+    """Return the int64 exponent of the power of two that divides the weights of an octave."""
+    return tl.maximum(PLAIN_OCTAVES - (deficits >> FRACTION), 0).to(tl.int64)
 
 
 @triton.jit
@@ -274,72 +298,96 @@ def limit_of(mass: tl.tensor, inputs: SamplingInputs, row: tl.tensor) -> tl.tens
 
 
 @triton.jit
+def shift_for(width: tl.tensor) -> tl.tensor:
+    """Return the shift with which so many deficits are few bins: `CHUNK`, if it is not too large."""
+    shift = tl.zeros([], tl.int32)
+    while (shift < HALF) & (((width - 1) >> shift) >= CHUNK):
+        shift += 1
+    return shift
+
+
+@triton.jit
 def find_bin(
     bins: tl.tensor,
-    search: tl.tensor,
-    sought: tl.tensor,
+    lo: tl.tensor,
+    hi: tl.tensor,
+    shift: tl.tensor,
     by_count: tl.tensor,
-    stores: tl.tensor,
-    end: tl.tensor,
-) -> tl.tensor:
-    """Return the bin before `end` where the count or mass reaches `sought` (`BINS`: none).
-
-    `stores`: write the state of the search to `search`.
-    """
-    place = tl.zeros([], tl.int32)
-    count, mass = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
-    for start in range(0, BINS, CHUNK):
-        if place == start:  # not reached before this chunk
-            places = start + tl.arange(0, CHUNK)
-            entries = tl.load(bins + places, mask=places < end, other=0)
-            counts = entries >> COUNTS_FROM
-            masses = (entries & MASS_MASK) << unit_of(places >> BIN_OCTAVE)
-            amounts = tl.where(by_count, counts, masses)
-            reached = tl.where(by_count, count, mass) + tl.cumsum(amounts, axis=0)
-            place += tl.sum((reached < sought).to(tl.int32), axis=0)
-            count += tl.sum(tl.where(reached < sought, counts, 0), axis=0)
-            mass += tl.sum(tl.where(reached < sought, masses, 0), axis=0)
-    if stores:
-        tl.store(search, place.to(tl.int64))
-        tl.store(search + 1, count)
-        tl.store(search + 2, mass)
-        tl.store(search + 3, sought)
-    return place
-
-
-@triton.jit
-def is_second(record: tl.tensor, search: tl.tensor) -> tl.tensor:
-    """Whether the row has a second search: top_p after top_k, or where it is unlikely to cut."""
-    is_found = tl.load(search) < BINS
-    is_whole = tl.load(record + LIKELY_END) == tl.load(record + CUT_END)
-    has_both = (tl.load(record + FLAGS) & HAS_CUT) == HAS_CUT
-    return has_both | ((is_found | is_whole) == 0)
-
-
-@triton.jit
-def find_cut(
-    search: tl.tensor, within: tl.tensor, by_count: tl.tensor
+    count: tl.tensor,
+    mass: tl.tensor,
+    sought: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Finish a search: deficit at the cut, how many equal to it are kept, and the kept mass."""
-    place = tl.load(search).to(tl.int32)
-    count, mass, sought = tl.load(search + 1), tl.load(search + 2), tl.load(search + 3)
-    offset = tl.zeros([], tl.int32)
+    """Return where the count or the mass reaches `sought` within the deficits [lo, hi): the first
+    deficit of that bin (from `hi` on: nowhere), and the count and the mass below it. Those below
+    `lo` are `count` and `mass`.
+    """
+    first = lo >> shift
+    used = ((hi - 1) >> shift) - first + 1
+    place = tl.zeros([], tl.int32)
     for start in range(0, BINS, CHUNK):
-        if offset == start:
+        if (place == start) & (start < used):  # not reached before this chunk
             places = start + tl.arange(0, CHUNK)
-            counts = tl.load(within + places).to(tl.int64)
-            masses = counts * weight_of((place << HALF) + places)
+            is_used = places < used
+            entries = tl.load(bins + places, mask=is_used, other=0)
+            counts = entries >> COUNTS_FROM
+            masses = (entries & MASS_MASK) << unit_of((first + places) << shift)
             amounts = tl.where(by_count, counts, masses)
             reached = tl.where(by_count, count, mass) + tl.cumsum(amounts, axis=0)
-            offset += tl.sum((reached < sought).to(tl.int32), axis=0)
-            count += tl.sum(tl.where(reached < sought, counts, 0), axis=0)
-            mass += tl.sum(tl.where(reached < sought, masses, 0), axis=0)
-    cut = (place << HALF) + offset
-    weight = weight_of(cut)
-    by_mass = (sought - mass + weight - 1) // tl.maximum(weight, 1)
-    ties = tl.where(by_count, sought - count, by_mass)
-    ties = tl.where(place < BINS, ties, 0)  # otherwise nothing is cut
-    return cut, ties, mass + ties * weight
+            is_before = is_used & (reached < sought)
+            place += tl.sum(is_before.to(tl.int32), axis=0)
+            count += tl.sum(tl.where(is_before, counts, 0), axis=0)
+            mass += tl.sum(tl.where(is_before, masses, 0), axis=0)
+    return tl.maximum((first + place) << shift, lo), count, mass
+
+
+@triton.jit
+def clear_bins(bins: tl.tensor, lo: tl.tensor, hi: tl.tensor, shift: tl.tensor) -> None:
+    """Set the bins of the deficits [lo, hi) to 0."""
+    tl.debug_barrier()  # all threads must have read
+    used = ((hi - 1) >> shift) - (lo >> shift) + 1
+    for start in range(0, BINS, CHUNK):
+        places = start + tl.arange(0, CHUNK)
+        tl.store(bins + places, tl.zeros([CHUNK], tl.int64), mask=places < used)
+
+
+@triton.jit
+def guess(
+    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, mass: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return deficits [lo, hi) that very likely contain the cut of top_p, and few others.
+
+    The cut is where the tail, whose tokens are many, weighs what top_p leaves out of `mass` (1 for
+    the largest logit). A sample of the row shows that.
+    """
+    record = inputs.records + row * WORDS
+    width = tl.load(record + WIDTH)
+    end = tl.load(record + CUT_END)
+    places = tl.arange(0, SAMPLED)
+    columns = (places // RUN) * width // (SAMPLED // RUN) + places % RUN
+    deficits = deficit_of(inputs, row, largest, adjusted(inputs, row, columns))
+    num_sampled = tl.sum((columns < width).to(tl.int32), axis=0)
+    is_near = deficits < end
+    farthest = tl.max(tl.where(is_near, deficits, 0), axis=0)
+    shift = tl.zeros([], tl.int32)
+    while (farthest >> shift) >= GUESSES:
+        shift += 1
+    counts = tl.histogram(tl.where(is_near, deficits >> shift, 0), GUESSES, mask=is_near)
+    bins = tl.arange(0, GUESSES)
+    octaves = (bins * 2 + 1).to(tl.float32) * (FRACTION_UNIT / 2) * (1 << shift).to(tl.float32)
+    masses = counts.to(tl.float32) * tl.exp2(-octaves)
+    tails = tl.sum(masses, axis=0) - tl.cumsum(masses, axis=0) + masses
+    sought = tl.load(record + LEFT_OUT).to(tl.float32, bitcast=True) * mass
+    sought *= num_sampled.to(tl.float32) / width.to(tl.float32)
+    center = tl.maximum(tl.sum((tails >= sought).to(tl.int32), axis=0) - 1, 0)
+    until = tl.cumsum(counts, axis=0)
+    rank = tl.sum(tl.where(bins < center, counts, 0), axis=0)
+    at_center = tl.sum(tl.where(bins == center, counts, 0), axis=0)
+    margin = 16 + (1.5 * tl.sqrt(rank.to(tl.float32))).to(tl.int32)  # some standard deviations
+    first = tl.sum((until < rank - margin).to(tl.int32), axis=0)
+    last = tl.sum((until - counts < rank + at_center + margin).to(tl.int32), axis=0)
+    hi = tl.where(last < GUESSES, tl.minimum(last << shift, end), end)
+    lo = tl.minimum(first << shift, hi - 1)
+    return lo, hi
 
 
 @triton.jit

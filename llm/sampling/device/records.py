@@ -24,7 +24,6 @@ from llm.sampling.sampler import has_penalties, method_of
 MAX_SLICES = 16  # slices of the vocabulary; a row with more gets a bitmask
 FRACTION_BITS = 18  # deficits are counted in 2⁻¹⁸ octaves
 MIN_SCALE = 1e-30  # with this scale an infinite difference of logits is still infinite octaves
-LIKELY_OCTAVES = 12  # top_p almost always cuts tokens less likely than 2⁻¹² times the best
 END_OCTAVE = 44  # weights below 2⁻⁴⁴ times the largest are 0
 
 RECORD = np.dtype(
@@ -45,7 +44,7 @@ RECORD = np.dtype(
         ("presence", "<f4"),
         ("num_slices", "<i4"),
         ("mask", "<i4"),  # row of the bitmasks
-        ("likely_end", "<i4"),  # end of the first search for the cut: a whole octave, or cut_end
+        ("left_out", "<f4"),  # about 1 − top_p
         ("slices", "<i4", (MAX_SLICES, 2)),  # first column, and id − column from there on
     ]
 )
@@ -188,7 +187,7 @@ def _fill_cuts(record: np.ndarray, sampling: SamplingParams, width: int) -> Flag
     """Write how the tail of a distribution over `width` candidates is cut; return the flags."""
     flags = Flag(0)
     record["scale"] = max(math.log2(math.e) / sampling.temperature, MIN_SCALE)
-    end = cut_end = likely_end = END_OCTAVE << FRACTION_BITS
+    end = cut_end = END_OCTAVE << FRACTION_BITS
     if sampling.min_p > 0:
         end = min(end, 1 + math.floor(-math.log2(sampling.min_p) * 2**FRACTION_BITS))
         cut_end = end
@@ -198,14 +197,13 @@ def _fill_cuts(record: np.ndarray, sampling: SamplingParams, width: int) -> Flag
     if sampling.top_p < 1:
         flags |= Flag.TOP_P
         record["top_p"] = min(int(sampling.top_p * 2**64), 2**64 - 1)
+        record["left_out"] = 1 - sampling.top_p
         cut_end = END_OCTAVE << FRACTION_BITS
         if Flag.TOP_K not in flags:
             # Everything beyond weighs less than half of what top_p leaves out.
             octaves = math.ceil(math.log2(2 * width / (1 - sampling.top_p)))
             cut_end = min(end, octaves << FRACTION_BITS)
-            likely_end = LIKELY_OCTAVES << FRACTION_BITS
     record["deficit_end"], record["cut_end"] = end, cut_end
-    record["likely_end"] = min(likely_end, cut_end)
     return flags
 
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from llm.sampling.device.kernels import Scratch
 
 MAX_VOCABULARY = 2**19  # keeps sums of weights and counts within 64 bits
-SCRATCH_BYTES = 72 * 2**10  # per row, for the kernels
+SCRATCH_BYTES = 2**16 + 2**10  # per row, for the kernels; and for each tile of 1,024 ids:
+TILE_BYTES = 576
 MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole output
 
 
@@ -274,7 +275,8 @@ def sampler_bytes(vocab_size: int, max_rows: int, num_histories: int | None = No
     histories = (max_rows if num_histories is None else num_histories) * (
         2 * vocab_size + 4 * MAX_WINDOW
     )
-    return histories + max_rows * (4 * RECORD_WORDS + vocab_size // 8 + SCRATCH_BYTES)
+    scratch = SCRATCH_BYTES + TILE_BYTES * -(-vocab_size // 1024)
+    return histories + max_rows * (4 * RECORD_WORDS + vocab_size // 8 + scratch)
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:

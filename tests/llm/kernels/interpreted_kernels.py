@@ -6,14 +6,41 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from llm.kernels.invariant import multiply_rows
 from llm.kernels.rounding import quantize_rows
+from llm.sampling.device import kernels
+from llm.sampling.device.parts import CUT_END, WORDS, SamplingInputs
 from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 from tests.llm.sampling.device_rows import CPU
 
 repair_interpreter()
+
+
+@triton.jit
+def guess_below(
+    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, mass: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    return tl.zeros([], tl.int32), tl.full([], 3, tl.int32)
+
+
+@triton.jit
+def guess_above(
+    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, mass: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    end = tl.load(inputs.records + row * WORDS + CUT_END)
+    return end - 2, end
+
+
+@triton.jit
+def guess_nothing(
+    inputs: SamplingInputs, row: tl.tensor, largest: tl.tensor, mass: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    return tl.zeros([], tl.int32), tl.load(inputs.records + row * WORDS + CUT_END)
+
 
 
 @pytest.mark.parametrize(
@@ -44,6 +71,13 @@ def test_invariant_float8_products(rows: int, num_in: int, num_out: int) -> None
 @pytest.mark.parametrize("tile", [256, None])
 def test_late_cuts(tile: int | None) -> None:
     compare_late_cuts(CPU, tile, vocab=1000, seeds=1)
+
+
+@pytest.mark.parametrize("guess", [guess_below, guess_above, guess_nothing])
+def test_wrong_guesses(guess: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut is on either side of the deficits that are searched first, or these are too many."""
+    monkeypatch.setattr(kernels, "guess", guess)
+    compare_late_cuts(CPU, 256, vocab=1000, seeds=1)
 
 
 @pytest.mark.parametrize("tile", [256, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections import Counter
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from llm.request import SamplingParams
 from llm.sampling.device.records import RecordTable
 from llm.sampling.device.reference import weights
-from llm.sampling.device.sampler import DeviceSampler
+from llm.sampling.device.sampler import DeviceSampler, SamplingBuffers, sampler_bytes
 from llm.sampling.logits import TokenMask
 from llm.sampling.rng import uniforms
 from llm.sampling.sampler import Sampler, distribution
@@ -374,6 +375,21 @@ def test_too_many_rows_are_refused() -> None:
 
 def test_no_rows() -> None:
     assert sample_once(DeviceSampler(VOCAB, CPU, 2), random_logits(0, VOCAB), []) == []
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("vocab", [5000, 151_936, 193_800, 2**19])
+def test_the_kernels_memory_is_planned(vocab: int) -> None:
+    pytest.importorskip("triton")
+    buffers, rows = SamplingBuffers(vocab, CPU, 4), 4
+    kernels = importlib.import_module("llm.sampling.device.kernels")
+    parts = kernels.Scratch(vocab, CPU, rows).workspace
+    taken = sum(part.nbytes for part in parts if isinstance(part, Tensor))
+    taken += buffers.records.nbytes + buffers.masks.nbytes
+    planned = sampler_bytes(vocab, rows, 0)
+    assert 0.8 * planned < taken <= planned
 
 
 # --- records
