@@ -37,6 +37,7 @@ from llm.batch import (
 )
 from llm.config import ModelConfig, PipelineConfig, PipelineRole, default_config
 from llm.errors import ConfigError
+from llm.kernels.together import compile_together
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.state_pool import StatePool
 from llm.memory.plan import MemoryPlan
@@ -336,7 +337,24 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             logits_dtype=self._logits_dtype,
             sampling=self.token_sampler.captured,
         )
+        if self._compiles_together:
+            self._compile_graphs(self.graph_runner)
         self.graph_runner.capture()
+
+    @property
+    def _compiles_together(self) -> bool:
+        """Whether `compile_together` is possible: not for frames, whose codes are places in tables,
+        nor for ranks, which wait for each other.
+        """
+        is_alone = self.group.size == 1 and self.frames is None
+        return self.device.type == "cuda" and is_alone
+
+    @staticmethod
+    def _compile_graphs(graphs: GraphRunner) -> None:
+        """Compile the kernels of all shapes if those of the smallest and the largest are new."""
+        ends = {graphs.shapes[0], graphs.shapes[-1]}
+        if compile_together(partial(graphs.run, ends)):
+            compile_together(partial(graphs.run, set(graphs.shapes) - ends))
 
     def warm_up(self) -> None:
         """Run short and long prompts in the padding page, so that kernels are compiled and
@@ -346,6 +364,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
             return
+        if self._compiles_together:
+            compile_together(self._run_prompts)
+        self._run_prompts()
+
+    def _run_prompts(self) -> None:
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)
         for length in sorted({min(length, longest) for length in WARM_UP_LENGTHS}):
             row = self._padding_row(length)

@@ -1,0 +1,75 @@
+"""`compile_together`: the Triton kernels of some work, compiled in threads before it runs.
+
+Triton compiles a kernel when it is launched, so that a first start would wait for one after the
+other. Compiled kernels are kept on disk (`TRITON_CACHE_DIR`, or `~/.triton/cache`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+class _Zeros(TorchDispatchMode):
+    """New tensors are zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation of torch."""
+        found = func(*args, **(kwargs or {}))
+        is_unwritten = func.overloadpacket.__name__ in UNWRITTEN
+        return found.zero_() if is_unwritten and isinstance(found, Tensor) else found
+
+
+class _Unlaunched:
+    """In place of a kernel that is being compiled."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None:
+        """See `triton.compiler.CompiledKernel`."""
+
+    def run(self, *_: Any) -> None:
+        """See `triton.compiler.CompiledKernel`."""
+
+
+def compile_together(work: Callable[[], object]) -> int:
+    """Run `work`, whose launches of kernels that this process has not loaded only have these
+    compiled or loaded; return the number of kernels that were compiled.
+
+    Tensors that `work` creates for the results of such kernels are zeros. It must not wait for
+    other ranks. A kernel that cannot be compiled raises its error when it is launched.
+    """
+    from triton import AsyncCompileMode, knobs
+
+    class Compiling(AsyncCompileMode):
+        """Does not launch what it compiles."""
+
+        def submit(self, *given: Any) -> _Unlaunched:
+            super().submit(*given)
+            return _Unlaunched()
+
+    num_compiled, listener = 0, knobs.compilation.listener
+
+    def count(*, cache_hit: bool, **_: Any) -> None:
+        nonlocal num_compiled
+        num_compiled += not cache_hit
+
+    knobs.compilation.listener = count
+    try:
+        with (
+            ThreadPoolExecutor(thread_name_prefix="compile") as pool,
+            Compiling(pool, ignore_errors=True),
+            torch.inference_mode(),
+            _Zeros(),
+        ):
+            work()
+    finally:
+        knobs.compilation.listener = listener
+    return num_compiled
