@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -23,8 +23,9 @@ class _Zeros(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operation of torch."""
         found = func(*args, **(kwargs or {}))
-        is_unwritten = func.overloadpacket.__name__ in UNWRITTEN
-        return found.zero_() if is_unwritten and isinstance(found, Tensor) else found
+        is_plain = isinstance(func, OpOverload) and isinstance(found, Tensor)
+        is_unwritten = is_plain and func.overloadpacket.__name__ in UNWRITTEN
+        return found.zero_() if is_unwritten else found
 
 
 class _Unlaunched:
@@ -66,7 +67,6 @@ def compile_together(work: Callable[[], object]) -> int:
         with (
             ThreadPoolExecutor(thread_name_prefix="compile") as pool,
             Compiling(pool, ignore_errors=True),
-            torch.inference_mode(),
             _Zeros(),
         ):
             work()
