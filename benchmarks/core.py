@@ -318,9 +318,10 @@ def used_bytes(device: torch.device) -> int:
     this one.
     """
     if device.type == "cuda":
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-        return int(lines[device.index or 0]) * 2**20
+        place = torch.cuda._parse_visible_devices()[device.index or 0]  # starts no CUDA
+        query = ["nvidia-smi", f"--id={place}", "--query-gpu=memory.used"]
+        query.append("--format=csv,noheader,nounits")
+        return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * 2**20
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

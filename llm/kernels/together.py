@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +41,12 @@ class _Unlaunched:
         """See `triton.compiler.CompiledKernel`."""
 
 
+def _use_device(index: int) -> None:
+    """Make a device's context that of this thread."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(index)
+
+
 def compile_together(work: Callable[[], object]) -> int:
     """Run `work`, whose launches of kernels that this process has not loaded only have these
     compiled or loaded; return the number of kernels that were compiled.
@@ -48,12 +55,20 @@ def compile_together(work: Callable[[], object]) -> int:
     other ranks. A kernel that cannot be compiled raises its error when it is launched.
     """
     from triton import AsyncCompileMode, knobs
+    from triton.runtime import driver
+
+    device = driver.active.get_current_device()
 
     class Compiling(AsyncCompileMode):
         """Does not launch what it compiles."""
 
-        def submit(self, *given: Any) -> _Unlaunched:
-            super().submit(*given)
+        def submit(self, key: Any, compile_kernel: Callable[[], Any], finish: Any) -> _Unlaunched:
+            def load() -> Any:
+                kernel = compile_kernel()
+                _ = kernel.run  # loads it; the launcher has code of its own, which is compiled
+                return kernel
+
+            super().submit(key, load, finish)
             return _Unlaunched()
 
     num_compiled, listener = 0, knobs.compilation.listener
@@ -65,7 +80,9 @@ def compile_together(work: Callable[[], object]) -> int:
     knobs.compilation.listener = count
     try:
         with (
-            ThreadPoolExecutor(thread_name_prefix="compile") as pool,
+            ThreadPoolExecutor(
+                thread_name_prefix="compile", initializer=_use_device, initargs=(device,)
+            ) as pool,
             Compiling(pool, ignore_errors=True),
             _Zeros(),
         ):
