@@ -364,6 +364,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         Graphs need no warm-up and are not used.
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
+            self.token_sampler.warm_up()
             return
         if self._compiles_together:
             compile_together(self._run_padding)

@@ -234,11 +234,14 @@ class BufferedSampler(TokenSampler[DevicePlan]):
     def __init__(self, sampler: DeviceSampler) -> None:
         self._sampler = sampler
         self._buffers = buffers = sampler.create_buffers()
-        sampler.warm_up(buffers)
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self.captured = CapturedSampling(
             lambda logits, records, _: sampler.sample(logits, buffers, records), RECORD_WORDS
         )
+
+    def warm_up(self) -> None:
+        """See `TokenSampler`."""
+        self._sampler.warm_up(self._buffers)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""
