@@ -38,6 +38,7 @@ from benchmarks.engine_load import (
     Run,
     decode_jobs,
     pipeline_of,
+    release_memory,
     run,
     running,
     throughput_jobs,
@@ -117,7 +118,10 @@ def bandwidth(device: torch.device, repeat: int = 5) -> float:
         target.copy_(source)
         synchronize(device)
         times.append(time.perf_counter() - started)
-    return 2 * source.nbytes / min(times)
+    num_bytes = 2 * source.nbytes
+    del source, target
+    release_memory()  # else the engine's memory would lie in parts of theirs
+    return num_bytes / min(times)
 
 
 def synchronize(device: torch.device) -> None:
@@ -314,9 +318,10 @@ def used_bytes(device: torch.device) -> int:
     this one.
     """
     if device.type == "cuda":
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-        return int(lines[device.index or 0]) * 2**20
+        place = torch.cuda._parse_visible_devices()[device.index or 0]  # starts no CUDA
+        query = ["nvidia-smi", f"--id={place}", "--query-gpu=memory.used"]
+        query.append("--format=csv,noheader,nounits")
+        return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * 2**20
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

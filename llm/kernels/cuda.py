@@ -1,11 +1,13 @@
-"""Kernels in CUDA C++: compiled by NVRTC when they are first launched, in memory.
+"""Kernels in CUDA C++: compiled by NVRTC when they are first launched.
 
-NVRTC and the bindings are packages that torch depends on.
+Machine code is kept where Triton keeps its own: in `TRITON_CACHE_DIR`, or `~/.triton/cache`. NVRTC
+and the bindings are packages that torch depends on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,34 @@ import torch
 
 INSTRUCTIONS = "instructions.cu"
 OPTIONS = ("--std=c++17",)
+DIGEST = hashlib.sha256
+DIGEST_BYTES = 32
+
+
+def machine_code(source: str, name: str, macros: Mapping[str, int], architecture: str) -> bytes:
+    """Return the same as `compiled`, from disk if it was compiled before.
+
+    A file has the digest of its code before it: one that is not whole is compiled again.
+    """
+    from cuda.bindings import nvrtc
+    from triton.runtime.cache import get_cache_manager
+
+    options = _options(macros, architecture)
+    compiler = (_checked(nvrtc.nvrtcVersion()), torch.__version__)
+    key = DIGEST(repr((source, name, options, compiler)).encode()).hexdigest()
+    kept, file = get_cache_manager(key), f"{Path(name).stem}.cubin"
+    path = kept.get_file(file)
+    stored = b"" if path is None else Path(path).read_bytes()
+    code = stored[DIGEST_BYTES:]
+    if not code or DIGEST(code).digest() != stored[:DIGEST_BYTES]:
+        code = compiled(source, name, macros, architecture)
+        kept.put(DIGEST(code).digest() + code, file)
+    return code
+
+
+def _options(macros: Mapping[str, int], architecture: str) -> list[str]:
+    given = [f"-D{key}={int(value)}" for key, value in macros.items()]
+    return [f"--gpu-architecture={architecture}", *OPTIONS, *given]
 
 
 def compiled(source: str, name: str, macros: Mapping[str, int], architecture: str) -> bytes:
@@ -25,8 +55,7 @@ def compiled(source: str, name: str, macros: Mapping[str, int], architecture: st
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    given = [f"-D{key}={int(value)}" for key, value in macros.items()]
-    options = [text.encode() for text in (f"--gpu-architecture={architecture}", *OPTIONS, *given)]
+    options = [text.encode() for text in _options(macros, architecture)]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(result):
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
@@ -50,7 +79,7 @@ class CudaKernel:
         self._driver = driver
         self._device = device
         self._bind()
-        code = compiled(source_text(source), source, macros, f"sm_{major}{minor}")
+        code = machine_code(source_text(source), source, macros, f"sm_{major}{minor}")
         self._module = _checked(driver.cuModuleLoadData(code))
         self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
         self._shared_bytes = 0
@@ -115,4 +144,4 @@ def _checked(results: tuple[Any, ...]) -> Any:
     """Return what a call of the bindings returned after its status."""
     if int(results[0]):
         raise RuntimeError(f"CUDA: {results[0].name}")
-    return results[1] if len(results) == 2 else None
+    return None if len(results) == 1 else results[1] if len(results) == 2 else results[1:]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = ".gguf"
+MAX_AHEAD = 8  # matrices that are read at once
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 24  # of an array, and of a file
 MAX_TEXT_BYTES = 1 << 24
@@ -312,9 +314,38 @@ def _read_rows(file: GGUFFile, name: str) -> np.ndarray:
     entry = file.entries[name]
     try:
         data = np.fromfile(file.path, np.uint8, entry.num_bytes, offset=entry.start)
+        if len(data) != entry.num_bytes:
+            raise ValueError("the file was cut off")
         return data.reshape(*entry.shape[:-1], -1)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read '{name}' of {file.path}: {error}") from error
+
+
+class _ReadAhead:
+    """Reads the matrices of some names in threads, a few before they are asked for in order."""
+
+    def __init__(self, names: Sequence[str], read: Callable[[str], Groups | None]) -> None:
+        self._names, self._read = names, read
+        self._places = {name: place for place, name in enumerate(names)}
+        self._begun: dict[str, Future[Groups | None]] = {}
+        self._next = 0
+        self._count = min(MAX_AHEAD, torch.get_num_threads())
+        self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="gguf")
+
+    def take(self, name: str) -> Groups | None:
+        """Return one of the matrices. Raises the error of its reading."""
+        place = self._places[name]
+        end = place + self._count
+        for other in self._names[max(place, self._next) : end]:
+            self._begun[other] = self._threads.submit(self._read, other)
+        self._next = max(self._next, end)
+        begun = self._begun.pop(name, None)
+        return self._read(name) if begun is None else begun.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(cancel_futures=True)
+        self._begun.clear()
 
 
 class GGUFWeights(Weights):
@@ -331,6 +362,11 @@ class GGUFWeights(Weights):
         self._stored = {
             transformers_name(name): name for name in self._file.entries if name != _FREQUENCIES
         }
+        packed = [name for name, stored in self._stored.items() if self._holds_groups(stored)]
+        self._ahead = _ReadAhead(packed, self._read_groups)
+
+    def _holds_groups(self, stored: str) -> bool:
+        return _is_packed(self._file.entries[stored])
 
     def info(self) -> Mapping[str, TensorInfo]:
         """See `Weights`."""
@@ -357,8 +393,10 @@ class GGUFWeights(Weights):
     def groups(self, name: str) -> Groups | None:
         """See `Weights`."""
         stored = self._stored.get(name)
-        if stored is None or not _is_packed(self._file.entries[stored]):
-            return None
+        return None if stored is None or not self._holds_groups(stored) else self._ahead.take(name)
+
+    def _read_groups(self, name: str) -> Groups | None:
+        stored = self._stored[name]
         kind = self._file.entries[stored].kind
         found, num_heads = (
             read_groups(kind, _read_rows(self._file, stored)),
@@ -379,7 +417,8 @@ class GGUFWeights(Weights):
         return of_keys
 
     def close(self) -> None:
-        """See `Weights`; nothing stays open."""
+        """See `Weights`."""
+        self._ahead.close()
 
 
 def packed_kinds(file: GGUFFile) -> frozenset[str]:

@@ -37,6 +37,7 @@ from llm.batch import (
 )
 from llm.config import ModelConfig, PipelineConfig, PipelineRole, default_config
 from llm.errors import ConfigError
+from llm.kernels.together import compile_together
 from llm.kv_cache.kv_pool import KVPool
 from llm.kv_cache.state_pool import StatePool
 from llm.memory.plan import MemoryPlan
@@ -66,7 +67,8 @@ from llm.sampling.sampler import Sampler, TokenSampler
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_LENGTHS = (1, 16, 256, 2048)  # lengths of the prompts
+WARM_UP_SIZES = (1, 2, 8, 16, 64, 256, 2048)  # tokens of a batch
+WARM_UP_ROWS = 64  # up to here a batch has a row for each token, if it may have so many
 
 
 class ModelRunner(MemoryPlanning, TensorInterface):
@@ -336,22 +338,48 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             logits_dtype=self._logits_dtype,
             sampling=self.token_sampler.captured,
         )
+        if self._compiles_together:
+            self._compile_graphs(self.graph_runner)
         self.graph_runner.capture()
 
+    @property
+    def _compiles_together(self) -> bool:
+        """Whether `compile_together` is possible: not for frames, whose codes are places in tables,
+        nor for ranks, which wait for each other.
+        """
+        is_alone = self.group.size == 1 and self.frames is None
+        return self.device.type == "cuda" and is_alone
+
+    @staticmethod
+    def _compile_graphs(graphs: GraphRunner) -> None:
+        """Compile the kernels of all shapes if those of the smallest and the largest are new."""
+        ends = {graphs.shapes[0], graphs.shapes[-1]}
+        if compile_together(partial(graphs.run, ends)):
+            compile_together(partial(graphs.run, set(graphs.shapes) - ends))
+
     def warm_up(self) -> None:
-        """Run short and long prompts in the padding page, so that kernels are compiled and
+        """Run small and large batches in the padding page, so that kernels are compiled and
         selected.
 
         Graphs need no warm-up and are not used.
         """
         if not (self.is_generation and self._model_class.uses_kv_pool):
+            self.token_sampler.warm_up()
             return
+        if self._compiles_together:
+            compile_together(self._run_padding)
+        self._run_padding()
+
+    def _run_padding(self) -> None:
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)
-        for length in sorted({min(length, longest) for length in WARM_UP_LENGTHS}):
-            row = self._padding_row(length)
+        most_rows = min(self.max_running_requests, WARM_UP_ROWS)
+        for size in sorted({min(size, longest) for size in WARM_UP_SIZES}):
+            rows: tuple[ScheduledRow, ...] = (self._padding_row(size),)
+            if size <= most_rows:
+                rows = (self._padding_row(1),) * size
             with torch.inference_mode():
-                outputs = self._execute_padding(row)
-                self.sample_tokens(outputs, self.token_sampler.prepare([row]))
+                outputs = self._execute_padding(*rows)
+                self.sample_tokens(outputs, self.token_sampler.prepare(rows))
             self.token_sampler.release("")
 
     def _padding_row(self, length: int) -> ScheduledRow:
@@ -367,8 +395,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             embeds=not self.is_generation,
         )
 
-    def _execute_padding(self, row: ScheduledRow) -> ModelOutputs:
-        inputs = self._prepare_eagerly(ScheduledBatch((row,), ForwardMode.EXTEND))
+    def _execute_padding(self, *rows: ScheduledRow) -> ModelOutputs:
+        inputs = self._prepare_eagerly(ScheduledBatch(rows, ForwardMode.EXTEND))
         return self.loaded_model.execute(inputs)
 
     def prepare(

@@ -78,6 +78,10 @@ class TokenSampler(ABC, Generic[PlanT]):
     may_need_tokens = True
     """Whether `needs_tokens` may return True."""
 
+    def warm_up(self) -> None:
+        """Compile what the first plan would wait for."""
+        return
+
     def admit(self, sampling: SamplingParams) -> None:
         """Raise `RequestError` for unsupported parameters. Thread-safe."""
         return

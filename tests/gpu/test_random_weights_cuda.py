@@ -19,3 +19,11 @@ def test_they_are_on_the_device_and_the_same_each_time() -> None:
     assert torch.equal(first, again)
     assert first.std().item() == pytest.approx(2 * 256**-0.5, rel=0.05)
     assert not torch.equal(first, RandomWeights("cuda:0").shaped("b.weight", (64, 256)))
+
+
+def test_narrow_ones_are_the_rounded_ones() -> None:
+    shape = (5, 2**20)  # in several parts
+    wide = RandomWeights("cuda:0").shaped("a.weight", shape)
+    narrow = RandomWeights("cuda:0", torch.bfloat16).shaped("a.weight", shape)
+    assert torch.equal(narrow, wide.bfloat16())
+    assert len(narrow.unique(dim=0)) == len(narrow)

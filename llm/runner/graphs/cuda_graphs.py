@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -66,6 +66,14 @@ class GraphInputs(ModelInputs):
 
 LoadRecords = Callable[[np.ndarray], None]
 """Function that writes the records int32 [B, record_words] of all rows, with padding rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    inputs: Inputs
+    tokens: TokenViews
+    attention: PlannedAttention[Any]
+    work: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,18 @@ class GraphRunner:
             num_prompts = sum(shape.num_prompts > 0 for shape in missing)
             logger.info(text, len(missing), self._sizes[-1], num_prompts, seconds)
 
+    def run(self, shapes: Iterable[CapturedShape]) -> None:
+        """Run the forwards of shapes with padding rows, without capturing them."""
+        for shape in shapes:
+            self._prepare(shape).work()
+
     def _capture_shape(self, shape: CapturedShape) -> _Captured:
+        found = self._prepare(shape)
+        work = self._capture.capture(found.work)
+        return _Captured(found.inputs, found.tokens, found.attention, work)
+
+    def _prepare(self, shape: CapturedShape) -> _Prepared:
+        """Load padding rows into the buffers, and return their forward."""
         inputs, rows = self._buffers.inputs(self._input_sizes(shape)), GraphRows.padding(0)
         page_size = self._backend.pool.page_size
         pages = rows.used_pages(page_size)
@@ -195,7 +214,7 @@ class GraphRunner:
             batch = replace(batch, states=(read, written))
         attention = PlannedAttention(batch, self._backend, plan)
         work = partial(self._step, batch, attention, inputs)
-        return _Captured(inputs, tokens, attention, self._capture.capture(work))
+        return _Prepared(inputs, tokens, attention, work)
 
     def _step(self, batch: ForwardBatch, attention: PlannedAttention[Any], inputs: Inputs) -> None:
         if self._frame_decoder is None:

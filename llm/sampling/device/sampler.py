@@ -25,6 +25,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.errors import RequestError
+from llm.kernels.together import compile_together
 from llm.request import SamplingParams, Token
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
 from llm.sampling.device.records import RECORD_WORDS, Flag, RecordTable, effective_window
@@ -115,7 +116,9 @@ class DeviceSampler:
     def warm_up(self, buffers: SamplingBuffers) -> None:
         """Compile the kernels, so that no request waits for that."""
         if buffers.scratch is not None:
-            self.sample(torch.zeros(1, self.vocab_size, device=self._device), buffers)
+            logits = torch.zeros(1, self.vocab_size, device=self._device)
+            compile_together(lambda: self.sample(logits, buffers))
+            self.sample(logits, buffers)
 
     def prepare(
         self, rows: Sequence[ScheduledRow], step: int = 0, mask: TokenMask | None = None
@@ -232,11 +235,14 @@ class BufferedSampler(TokenSampler[DevicePlan]):
     def __init__(self, sampler: DeviceSampler) -> None:
         self._sampler = sampler
         self._buffers = buffers = sampler.create_buffers()
-        sampler.warm_up(buffers)
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self.captured = CapturedSampling(
             lambda logits, records, _: sampler.sample(logits, buffers, records), RECORD_WORDS
         )
+
+    def warm_up(self) -> None:
+        """See `TokenSampler`."""
+        self._sampler.warm_up(self._buffers)
 
     def admit(self, sampling: SamplingParams) -> None:
         """See `TokenSampler`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from llm.kernels import cuda
 from llm.kernels.cuda import compiled, source_text
 from llm.kernels.packed import SOURCE, Variant
 from llm.kernels.words import Words
@@ -19,19 +22,53 @@ VARIANTS = [
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_source_compiles(variant: Variant) -> None:
-    """For the oldest architecture, and for those with programmatic dependent launch."""
+def require_nvrtc() -> None:
+    """Skip a test where NVRTC is not installed."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         nvrtc.nvrtcVersion()
     except Exception as error:  # the bindings' own, by their version
         pytest.skip(f"no NVRTC: {error}")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_source_compiles(variant: Variant) -> None:
+    """For the oldest architecture, and for those with programmatic dependent launch."""
+    require_nvrtc()
     architecture = ARCHITECTURES[VARIANTS.index(variant) % len(ARCHITECTURES)]
     code = compiled(source_text(SOURCE), SOURCE, variant.macros(), architecture)
     assert code.startswith(b"\x7fELF")
     with pytest.raises(RuntimeError, match="BITS"):
         compiled(source_text(SOURCE), SOURCE, {}, architecture)
+
+
+def test_machine_code_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_nvrtc()
+    knobs = pytest.importorskip("triton").knobs
+    calls = []
+
+    def compile_once(source: str, name: str, macros: dict[str, int], architecture: str) -> bytes:
+        calls.append((macros, architecture))
+        return f"{source} {macros} {architecture}".encode()
+
+    monkeypatch.setattr(cuda, "compiled", compile_once)
+    given: tuple[str, str, dict[str, int], str] = ("a", SOURCE, {"BITS": 4}, "sm_90")
+    others: list[tuple[str, str, dict[str, int], str]] = [
+        ("b", SOURCE, {"BITS": 4}, "sm_90"),
+        ("a", SOURCE, {"BITS": 8}, "sm_90"),
+        ("a", SOURCE, {"BITS": 4}, "sm_80"),
+    ]
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        found = {cuda.machine_code(*which) for which in (given, given, *others)}
+        assert len(found) == len(calls) == 4
+        (kept,) = (p for p in tmp_path.rglob("*.cubin") if b"a {'BITS': 4} sm_90" in p.read_bytes())
+        whole = kept.read_bytes()
+        for broken in (b"", whole[:-1], whole[:40] + b"x" + whole[41:], whole[:20]):
+            kept.write_bytes(broken)
+            assert cuda.machine_code(*given) == compile_once(*given)
+            assert kept.read_bytes() == whole
+    assert len(calls) == 4 + 2 * 4
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 256), (8, 16), (8, 32)])

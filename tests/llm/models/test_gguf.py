@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,38 @@ def test_a_gpu_has_a_wide_table_besides_a_packed_head(
     )
     table, norms = 2 * 1024 * 256, 7 * 256
     assert on_gpu == on_cpu + table - 2 * norms, "norms are bfloat16"
+
+
+def test_matrices_are_read_ahead_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    _, packed = quantised(tmp_path, lambda name: "Q4_0", **sizes)
+    path = packed / "m.gguf"
+    weights = GGUFWeights(path)
+    names = list(weights.packed_bytes())
+    assert len(names) > 3
+    found = {name: weights.groups(name) for name in names}
+    weights.close()
+    for order in (names[::-1], [names[2], names[2], *names]):
+        again = GGUFWeights(path)
+        for name in order:
+            one, other = found[name], again.groups(name)
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one.values, other.values)
+            assert torch.equal(one.scales, other.scales)
+        again.close()
+    broken, entries = GGUFWeights(path), GGUFFile.read(path).entries
+    last = max(names, key=lambda name: entries[gguf_name(name)].start)
+    os.truncate(path, entries[gguf_name(last)].start)
+    for name in names:
+        if name != last:
+            broken.groups(name)
+    with pytest.raises(CheckpointError, match="cannot read"):
+        broken.groups(last)
+    broken.close()
 
 
 def tensor_bytes() -> int:

@@ -1,0 +1,119 @@
+"""Kernels that are compiled in threads: for a GPU that is not there, whose launches are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.kernels.together import compile_together
+
+WIDTH = 64
+
+
+class Launcher:
+    """Counts launches."""
+
+    count = 0
+
+    def __init__(self, *_: Any) -> None:
+        return
+
+    def __call__(self, *_: Any) -> None:
+        Launcher.count += 1
+
+
+class Driver:
+    """A driver of Triton without a device."""
+
+    launcher_cls = Launcher
+
+    class utils:  # noqa: N801 - Triton's name
+        @staticmethod
+        def load_binary(*_: Any) -> tuple[None, None, int, int, int]:
+            return None, None, 0, 0, 1024
+
+        @staticmethod
+        def get_device_properties(_: int) -> dict[str, int]:
+            return {"max_shared_mem": 232_448}
+
+    @staticmethod
+    def get_current_device() -> int:
+        return 0
+
+    @staticmethod
+    def get_current_stream(_: int) -> int:
+        return 0
+
+    @staticmethod
+    def get_current_target() -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture
+def normalise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The norm as the process's first kernel, with an empty folder of compiled ones."""
+    pytest.importorskip("triton")
+    from triton import knobs
+    from triton.runtime import driver
+
+    from llm.kernels import elementwise
+
+    monkeypatch.setattr(elementwise._norm_kernel, "device_caches", _caches(elementwise))
+    monkeypatch.setattr(Launcher, "count", 0)
+    monkeypatch.setattr(driver, "_active", Driver())
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        yield elementwise.normalise
+
+
+def _caches(elementwise: Any) -> Any:
+    found = elementwise._norm_kernel.device_caches
+    return type(found)(found.default_factory)
+
+
+def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    return torch.ones(2, WIDTH, dtype=dtype), torch.ones(WIDTH, dtype=dtype), 1e-5
+
+
+def test_work_compiles_its_kernels_and_launches_none(normalise: Any) -> None:
+    results = []
+
+    def work() -> None:
+        results.extend(normalise(*inputs(dtype)) for dtype in (torch.float32, torch.bfloat16))
+
+    assert compile_together(work) == 2
+    assert Launcher.count == 0
+    assert not any(bool(result.any()) for result in results)  # zeros, not what was in memory
+    normalise(*inputs(torch.bfloat16))  # is loaded already
+    assert Launcher.count == 1
+    assert compile_together(work) == 0
+    assert Launcher.count == 3
+
+
+def test_kernels_on_disk_are_not_compiled_again(normalise: Any) -> None:
+    assert compile_together(lambda: normalise(*inputs(torch.float32))) == 1
+    from llm.kernels import elementwise
+
+    elementwise._norm_kernel.device_caches.clear()  # as another process
+    assert compile_together(lambda: normalise(*inputs(torch.float32))) == 0
+    normalise(*inputs(torch.float32))
+    assert Launcher.count == 1
+
+
+def test_an_error_ends_the_mode(normalise: Any) -> None:
+    def work() -> None:
+        normalise(*inputs(torch.float32))
+        raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        compile_together(work)
+    normalise(*inputs(torch.float32))
+    assert Launcher.count == 1
+    assert compile_together(lambda: None) == 0
