@@ -5,6 +5,7 @@
 
 Parts are added in the order of the splits, whichever program ends last. Page ids are read
 from the device, so that a captured kernel follows changes of page lists. There is no plan.
+Float8 keys and values are multiplied in float16, which holds every number of float8.
 """
 
 from __future__ import annotations
@@ -131,9 +132,11 @@ def _attend_split(
     if LEVEL == 2:
         gdc_wait()
     group = tl.load(queries, mask=is_query, other=0.0)
+    form: tl.constexpr = tl.float16 if pages[0].dtype.element_ty == tl.float8e4nv else group.dtype
+    group = group.to(form)
     new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
-    key = tl.where(is_new[:, None], new_key, key)
-    value = tl.where(is_new[:, None], new_value, value)
+    key = tl.where(is_new[:, None], new_key.to(form), key.to(form))
+    value = tl.where(is_new[:, None], new_value.to(form), value.to(form))
     state = (
         tl.full((GROUP,), -1.0e30, tl.float32),
         tl.zeros((GROUP,), tl.float32),
@@ -143,6 +146,7 @@ def _attend_split(
     for first in tl.range(start + BLOCK, end, BLOCK):
         others = first + tl.arange(0, BLOCK)
         key, value = _load_tile(pages, ids, head, others, others < end, SIZE, PAGE)
+        key, value = key.to(form), value.to(form)
         state = _attend_tile(group, key, value, others < end, state, scale, SOFT_CAP)
     return state
 
@@ -270,7 +274,7 @@ class FewRowsDecode:
     def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
         """Whether the kernel supports the pool's pages and heads."""
         is_wanted = options.few_rows_level is not None and not options.batch_invariant
-        is_known = pool.dtype == options.dtype
+        is_known = pool.dtype == options.dtype or pool.kernels_take_float8
         is_power = pool.head_dim & (pool.head_dim - 1) == 0
         fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
         return is_wanted and is_known and is_power and fits
