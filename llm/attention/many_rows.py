@@ -317,7 +317,9 @@ def _decode_kernel(
     queries = query + row.to(tl.int64) * query_stride + (head * HEADS[0] + lines) * SIZE
     of_head = head.to(tl.int64) * pages[2]
     heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
-    for ahead in tl.static_range(0, KEYS[4], KEYS[2]):
+    BLOCK: tl.constexpr = KEYS[2]
+    FETCHED: tl.constexpr = KEYS[4]
+    for ahead in tl.static_range(0, FETCHED, BLOCK):
         _fetch_block(heads, ids, start + ahead, end, SIZE, KEYS)
     if LEVEL > 0:
         gdc_wait()
