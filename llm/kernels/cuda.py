@@ -105,6 +105,13 @@ class CudaKernel:
 
 
 @cache
+def most_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have: 99 to 227 KiB."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+@cache
 def source_text(source: str) -> str:
     """Return the text of a source file of this package, after that of `INSTRUCTIONS`."""
     folder = Path(__file__).parent

@@ -1,15 +1,19 @@
-"""Products of up to `MAX_SPLIT_ROWS` rows with a matrix, y = x Wᵀ, on tensor cores.
+"""Products of 3 to `MAX_SPLIT_ROWS` rows with a matrix of bfloat16, y = x Wᵀ (`split.cu`).
 
     program    a tile of outputs, and a part of the inputs of all rows ─> its sums
     reader     adds the sums of all parts: `add_normalised`, `llm.kernels.frames.attend_frame`
 
-Such a product takes as long as the matrix and the rows need from the cache to the processors. If
-each program had all inputs of a few outputs, most of that were rows: with a part of the inputs and
-more outputs it has fewer bytes to read. The parts' sums are added by the kernel that has to read
-them anyway. The order of a row's sums does not depend on other rows.
+A program copies its part of the matrix into shared memory before its predecessor has ended, so that
+only the rows are left to read then. If it had all inputs of a few outputs, these would be more than
+the matrix: with a part of the inputs and more outputs it has fewer of them. The parts' sums are
+added by the kernel that has to read them anyway. The order of a row's sums does not depend on
+other rows.
 """
 
 from __future__ import annotations
+
+import ctypes
+from functools import cache
 
 import torch
 import triton
@@ -18,104 +22,64 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Tiles
-from llm.kernels.tuning import MAX_SPLIT_ROWS
+from llm.kernels.cuda import CudaKernel
+
+SOURCE = "split.cu"
+MATRIX_LINES = 16  # of a tensor core's tile
+ROWS_OF_TILE = 8
+INPUTS = 8  # of 16 bytes: a matrix has a multiple of them
 
 
-@triton.jit
-def _chunk(
-    lines: tl.tensor, inputs: tl.tensor, mask: tl.tensor, IN: tl.constexpr, IS_WHOLE: tl.constexpr
-) -> tl.tensor:
-    """Load some inputs of lines; 0 where there is none."""
-    if not IS_WHOLE:
-        mask = mask & (inputs < IN)
-    return tl.load(lines + inputs, mask=mask, other=0.0)
+class _Arguments(ctypes.Structure):
+    """`Arguments` of `split.cu`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
+        ("part_size", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "row_size", "level")),
+    )
 
 
-@triton.jit
-def _split_kernel(
-    x: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    num_rows: tl.tensor,
-    num_out: tl.tensor,
-    row_size: tl.tensor,
-    part_size: tl.tensor,
-    IN: tl.constexpr,
-    PART: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    GATES: tl.constexpr,
-    LEVEL: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> None:
-    """Multiply a tile. `PART`: inputs of a program; `IS_WHOLE`: no part has a remainder; `GATES`:
-    the matrix has as many rows again, and the result is silu(x gateᵀ) × (x upᵀ).
-    """
-    if LEVEL == 2:
-        gdc_launch_dependents()
-    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    first = tl.program_id(1) * PART
-    is_out = outs < num_out
-    inside = tl.minimum(outs, num_out - 1).to(tl.int64)
-    matrix = weight + inside[:, None] * IN
-    second = matrix + num_out.to(tl.int64) * IN
-    if LEVEL > 0:
-        gdc_wait()
-    rows = tl.arange(0, ROWS)
-    is_row = rows < num_rows
-    tokens = x + rows[:, None] * IN
-    sums = tl.zeros([ROWS, BLOCK_OUT], tl.float32)
-    others = tl.zeros([ROWS, BLOCK_OUT], tl.float32)
-    for start in tl.range(0, PART, BLOCK_IN, num_stages=STAGES):
-        inputs = first + start + tl.arange(0, BLOCK_IN)[None, :]
-        left = _chunk(tokens, inputs, is_row[:, None], IN, IS_WHOLE)
-        right = _chunk(matrix, inputs, is_out[:, None], IN, IS_WHOLE)
-        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
-        if GATES:
-            right = _chunk(second, inputs, is_out[:, None], IN, IS_WHOLE)
-            others = tl.dot(left, tl.trans(right), others, input_precision="ieee")
-    if LEVEL == 1:
-        gdc_launch_dependents()
-    if GATES:
-        sums = sums / (1.0 + tl.exp(-sums)) * others
-    places = out + tl.program_id(1) * part_size + rows[:, None] * row_size + outs[None, :]
-    tl.store(places, sums, mask=is_row[:, None] & is_out[None, :])
+@cache
+def _kernel(macros: tuple[tuple[str, int], ...], device: torch.device) -> CudaKernel:
+    return CudaKernel(SOURCE, "split", dict(macros), device)
 
 
 def _launch(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    num_out: int,
-    tiles: Tiles,
-    *,
-    gates: bool,
-    level: int,
+    x: Tensor, weight: Tensor, out: Tensor, num_out: int, tiles: Tiles, *, parts: int, level: int
 ) -> None:
     num_rows, num_in = x.shape
-    part = triton.cdiv(triton.cdiv(num_in, tiles.splits), tiles.block_in) * tiles.block_in
-    grid = (triton.cdiv(num_out, tiles.block_out), tiles.splits)
-    _split_kernel[grid](
-        x,
-        weight,
-        out,
-        num_rows,
-        num_out,
-        out.stride(-2),
-        out.stride(0),
-        IN=num_in,
-        PART=part,
-        ROWS=MAX_SPLIT_ROWS,
-        BLOCK_OUT=tiles.block_out,
-        BLOCK_IN=tiles.block_in,
-        IS_WHOLE=part * tiles.splits == num_in,
-        GATES=gates,
-        LEVEL=level,
-        STAGES=tiles.stages,
-        num_warps=tiles.num_warps,
-        launch_pdl=level > 0,
+    room = max(ROWS_OF_TILE, triton.next_power_of_2(num_rows))
+    lines = tiles.block_out * parts // MATRIX_LINES
+    groups = min(max(tiles.num_warps // lines, 1), room // ROWS_OF_TILE)
+    chunks = tiles.chunks(num_in)
+    stages = min(tiles.stages, chunks + 1)
+    macros = {
+        "ROWS": room,
+        "TILES": lines,
+        "GROUPS": groups,
+        "CHUNK": tiles.block_in,
+        "CHUNKS": chunks,
+        "STAGES": stages,
+        "PARTS": parts,
+    }
+    given = _Arguments(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        out=out.data_ptr(),
+        part_size=out.stride(0),
+        num_rows=num_rows,
+        num_out=num_out,
+        num_in=num_in,
+        row_size=out.stride(-2),
+        level=level,
+    )
+    _kernel(tuple(macros.items()), x.device).launch(
+        (triton.cdiv(num_out, tiles.block_out), tiles.splits),
+        32 * lines * groups,
+        tiles.shared_bytes(num_in, room, parts=parts),
+        given,
+        is_early=level > 0,
     )
 
 
@@ -134,7 +98,7 @@ def multiply_split(
     num_out = len(weight)
     if out is None:
         out = x.new_empty(tiles.splits, len(x), num_out, dtype=torch.float32)
-    _launch(x, weight, out, num_out, tiles, gates=False, level=level)
+    _launch(x, weight, out, num_out, tiles, parts=1, level=level)
     return out
 
 
@@ -142,7 +106,7 @@ def multiply_gated(x: Tensor, weight: Tensor, tiles: Tiles, *, level: int = 0) -
     """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up."""
     num_out = len(weight) // 2
     out = x.new_empty(len(x), num_out)
-    _launch(x, weight, out, num_out, tiles, gates=True, level=level)
+    _launch(x, weight, out, num_out, tiles, parts=2, level=level)
     return out
 
 

@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.blocks import Tiles
+from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
-from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
+from llm.kernels.split_products import INPUTS, add_normalised, multiply_gated, multiply_split
 from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
@@ -41,18 +42,22 @@ from llm.layers.fused import FusedLayer, plain_matrix
 from llm.layers.linear import Linear
 
 
-def narrow_matrix(linear: Linear) -> Tensor | None:
-    """Return the matrix [N, K] of a layer that only multiplies with it, in numbers of 2 bytes; None
-    for other layers.
-    """
-    matrix = plain_matrix(linear)
-    return matrix if matrix is not None and matrix.dtype.itemsize == 2 else None
-
-
 def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
     """Return the tiles of a product with a matrix [parts × N, K]."""
     num_out, num_in = weight.shape
     return split_tiles(num_out // parts, num_in, parts=parts, is_whole=is_whole)
+
+
+def split_matrix(linear: Linear, *, parts: int = 1, is_whole: bool = False) -> Tensor | None:
+    """Return the matrix [parts × N, K] of a layer that only multiplies with it, if
+    `llm.kernels.split_products` has a product for it on its device.
+    """
+    matrix = plain_matrix(linear)
+    if matrix is None or matrix.dtype is not torch.bfloat16 or matrix.shape[1] % INPUTS:
+        return None
+    tiles = tiles_of(matrix, parts=parts, is_whole=is_whole)
+    needed = tiles.shared_bytes(matrix.shape[1], MAX_SPLIT_ROWS, parts=parts)
+    return matrix if needed <= most_shared_bytes(matrix.device) else None
 
 
 class FramesOfLayers(Protocol):
@@ -108,15 +113,14 @@ class SplitLayer:
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> SplitLayer | None:
-        """Return those of a layer; None if it has another matrix than `narrow_matrix`."""
+        """Return those of a layer; None if it has another matrix than `split_matrix`."""
         weights, mlp = layer.attention.weights, layer.mlp
         if not isinstance(mlp, GatedMLP):
             return None
-        linears = (weights.qkv, weights.output, mlp.gate_up, mlp.down)
-        plain = [matrix for linear in linears if (matrix := narrow_matrix(linear)) is not None]
-        if len(plain) < len(linears):
+        qkv, output = split_matrix(weights.qkv), split_matrix(weights.output)
+        gate_up, down = split_matrix(mlp.gate_up, parts=2), split_matrix(mlp.down)
+        if qkv is None or output is None or gate_up is None or down is None:
             return None
-        qkv, output, gate_up, down = plain
         norms = layer.attention_norm, layer.mlp_norm
         return cls(norms[0], qkv, weights.norm, output, norms[1], gate_up, down)
 
@@ -138,9 +142,9 @@ class SplitDepth:
         heads: Sequence[LogitsHead],
         kernels: KernelSet,
     ) -> SplitDepth | None:
-        """Return None if there is another matrix than `narrow_matrix`."""
+        """Return None if there is another matrix than `split_matrix`."""
         own = [found for layer in layers if (found := SplitLayer.of(layer)) is not None]
-        matrices = [(head.norm, narrow_matrix(head.linear)) for head in heads]
+        matrices = [(head.norm, split_matrix(head.linear, is_whole=True)) for head in heads]
         ends = [(norm, matrix) for norm, matrix in matrices if matrix is not None]
         if len(own) < len(layers) or len(ends) < len(heads):
             return None
@@ -200,10 +204,13 @@ class SplitFrames:
     def _added(
         self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
     ) -> Tensor:
-        """Set the rows to the source plus sums; return their norm."""
-        own = self._own
+        """Set the rows to the source plus sums; return their norm.
+
+        The first kernel of a position ends the early starts, see `llm.kernels.frames`.
+        """
+        level = self._own.level if sums is not None else min(self._own.level, 1)
         return add_normalised(
-            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=own.level
+            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=level
         )
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ The interpreter executes a kernel block by block, without compilation.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,6 +22,7 @@ from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
+from llm.kernels import split_products
 from llm.kernels.blocks import Blocks, Tiles
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.experts import choose_experts, sort_pairs
@@ -32,6 +35,7 @@ from llm.kernels.split_products import add_normalised, multiply_gated, multiply_
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
+from llm.layers import split_depth
 from llm.layers.decoder import (
     AttentionShape,
     AttentionWeights,
@@ -63,6 +67,7 @@ from llm.layers.split_depth import SplitFrames
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 from llm.request import FrameShape
+from tests.llm.kernels.cuda_emulator import EmulatedKernel
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -664,19 +669,38 @@ def test_attention_within_a_frame(
     torch.testing.assert_close(cache[1], torch.stack(values, dim=1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture
+def emulated(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Kernels in CUDA C++ on the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(
+        EmulatedKernel, "folder", tmp_path_factory.mktemp("emulated"), raising=False
+    )
+    monkeypatch.setattr(split_products, "CudaKernel", EmulatedKernel)
+    monkeypatch.setattr(split_depth, "most_shared_bytes", lambda device: 227 * 1024)
+    split_products._kernel.cache_clear()
+    yield
+    split_products._kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("tiles", "num_out", "num_in"),
     [
-        (Tiles(16, 1, 32, 4, 3), 32, 64),
-        (Tiles(32, 2, 32, 4, 3), 50, 128),  # not all outputs of the last tile
-        (Tiles(16, 3, 16, 4, 3), 13, 72),  # a shorter part, and a remainder
-        (Tiles(16, 4, 32, 4, 3), 16, 64),  # parts without inputs
+        (Tiles(16, 1, 64, 4, 3), 32, 64),
+        (Tiles(32, 2, 64, 4, 3), 50, 256),  # not all outputs of the last tile
+        (Tiles(48, 1, 64, 4, 2), 28, 200),  # more chunks than are in flight
+        (Tiles(16, 3, 128, 4, 3), 13, 264),  # a shorter part, and a remainder
+        (Tiles(16, 4, 64, 4, 3), 16, 128),  # parts without inputs
     ],
     ids=str,
 )
 @pytest.mark.parametrize("rows", [3, 33])
 def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
-    x, weight = normal(rows, num_in), normal(2 * num_out, num_in)
+    x, weight = normal(rows, num_in, dtype=HALF), normal(2 * num_out, num_in, dtype=HALF)
     expected = x.double() @ weight.double().t()
     found = multiply_split(x, weight, tiles)
     assert found.shape == (tiles.splits, rows, 2 * num_out)
@@ -687,8 +711,8 @@ def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> N
         assert torch.equal(wide[:, : 2 * num_out], found[0])
         assert bool(wide[:, 2 * num_out :].isnan().all())
         gate_half, up = expected.chunk(2, dim=1)
-        gated = multiply_gated(x, weight, tiles)
-        assert relative_error(gated, F.silu(gate_half) * up) < 1e-6
+        gated = multiply_gated(x, weight, replace(tiles, block_out=tiles.block_out // 2))
+        assert relative_error(gated, F.silu(gate_half) * up) < 3e-3
 
 
 @pytest.mark.parametrize("parts", [0, 3])
@@ -710,7 +734,7 @@ def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) ->
     made = torch.Generator().manual_seed(5)
     hidden, inner, heads, kv_heads, size = 48, 80, 4, 2, 16
     wide = hidden + 8 if projects else hidden
-    dtype = torch.float16
+    dtype = HALF
     factory = LinearFactory(dtype=dtype, device=torch.device("cpu"), int8=False, vendor_blas=True)
 
     def linear(num_out: int, num_in: int) -> Linear:
@@ -744,6 +768,7 @@ def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) ->
     )
 
 
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("kernels", "head_norm", "projects"),
     [(ALL, True, False), (ALL, False, True), (VENDOR, True, True)],
@@ -757,11 +782,11 @@ def test_a_depth_transformer(
     options = {"head_norm": head_norm, "projects": projects}
     plain, own = (depth_transformer(chosen, **options) for chosen in (KernelSet(), kernels))
     for rows in (1, 4, 5):
-        hidden = normal(rows, plain.embedding.shape[1], dtype=torch.float16)
+        hidden = normal(rows, plain.embedding.shape[1], dtype=HALF)
         frames, expected = own.begin(hidden), plain.begin(hidden)
         assert isinstance(frames, SplitFrames) == (rows == 4 and kernels is ALL)
         for code in range(3):
             codes = torch.randint(0, 12 + 8 * (code == 0), (rows,), dtype=torch.int32)
             found = frames.next_logits(codes)
             assert found.shape == (rows, 12)
-            assert relative_error(found, expected.next_logits(codes)) < 5e-3
+            assert relative_error(found, expected.next_logits(codes)) < 3e-2
