@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -34,10 +35,21 @@ class _Arguments(ctypes.Structure):
     """`Arguments` of `split.cu`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "out", "squares", "residual")),
+        *((name, ctypes.c_void_p) for name in ("gain", "new_squares")),
         ("part_size", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "row_size", "level")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "row_size")),
+        ("epsilon", ctypes.c_float),
+        ("level", ctypes.c_int),
     )
+
+
+class Scaled(NamedTuple):
+    """Rows x / √(Σ squares + epsilon), of which the root is not taken yet."""
+
+    x: Tensor  # bfloat16 [T, K]
+    squares: Tensor | None = None  # float32 [T, S]; None: they are x
+    epsilon: float = 0.0
 
 
 @cache
@@ -46,68 +58,98 @@ def _kernel(macros: tuple[tuple[str, int], ...], device: torch.device) -> CudaKe
 
 
 def _launch(
-    x: Tensor, weight: Tensor, out: Tensor, num_out: int, tiles: Tiles, *, parts: int, level: int
+    rows: Scaled,
+    weight: Tensor,
+    out: Tensor,
+    num_out: int,
+    tiles: Tiles,
+    given: _Arguments,
+    *,
+    parts: int = 1,
+    adds: bool = False,
 ) -> None:
-    num_rows, num_in = x.shape
+    num_rows, num_in = rows.x.shape
     room = max(ROWS_OF_TILE, triton.next_power_of_2(num_rows))
     lines = tiles.block_out * parts // MATRIX_LINES
     groups = min(max(tiles.num_warps // lines, 1), room // ROWS_OF_TILE)
     chunks = tiles.chunks(num_in)
-    stages = min(tiles.stages, chunks + 1)
     macros = {
         "ROWS": room,
         "TILES": lines,
         "GROUPS": groups,
         "CHUNK": tiles.block_in,
         "CHUNKS": chunks,
-        "STAGES": stages,
+        "STAGES": min(tiles.stages, chunks + 1),
         "PARTS": parts,
+        "SQUARES": 0 if rows.squares is None else rows.squares.shape[1],
+        "SPLITS": tiles.splits if adds else 0,
     }
-    given = _Arguments(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        out=out.data_ptr(),
-        part_size=out.stride(0),
-        num_rows=num_rows,
-        num_out=num_out,
-        num_in=num_in,
-        row_size=out.stride(-2),
-        level=level,
-    )
-    _kernel(tuple(macros.items()), x.device).launch(
+    given.x, given.weight, given.out = rows.x.data_ptr(), weight.data_ptr(), out.data_ptr()
+    given.num_rows, given.num_out, given.num_in = num_rows, num_out, num_in
+    given.part_size, given.row_size = out.stride(0), out.stride(-2)
+    given.squares = None if rows.squares is None else rows.squares.data_ptr()
+    given.epsilon = rows.epsilon
+    _kernel(tuple(macros.items()), weight.device).launch(
         (triton.cdiv(num_out, tiles.block_out), tiles.splits),
         32 * lines * groups,
-        tiles.shared_bytes(num_in, room, parts=parts),
+        tiles.shared_bytes(num_in, room, parts=parts) + 4 * room,
         given,
-        is_early=level > 0,
+        is_early=given.level > 0,
+        cluster=tiles.splits if adds else 1,
     )
 
 
 def multiply_split(
-    x: Tensor,
+    rows: Scaled,
     weight: Tensor,
     tiles: Tiles,
     *,
     out: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
-    """Return float32 sums [S, T, N], whose sum over S is x [T, K] × weight [N, K]ᵀ.
+    """Return float32 sums [S, T, N], whose sum over S is rows [T, K] × weight [N, K]ᵀ.
 
     With `out` [T, N], whose rows may be apart, there is one part, and the result is there.
     """
     num_out = len(weight)
     if out is None:
-        out = x.new_empty(tiles.splits, len(x), num_out, dtype=torch.float32)
-    _launch(x, weight, out, num_out, tiles, parts=1, level=level)
+        out = rows.x.new_empty(tiles.splits, len(rows.x), num_out, dtype=torch.float32)
+    _launch(rows, weight, out, num_out, tiles, _Arguments(level=level))
     return out
 
 
-def multiply_gated(x: Tensor, weight: Tensor, tiles: Tiles, *, level: int = 0) -> Tensor:
-    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up."""
+def multiply_gated(rows: Scaled, weight: Tensor, tiles: Tiles, *, level: int = 0) -> Tensor:
+    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for rows x and a weight [2 × N, K] of gate and up."""
     num_out = len(weight) // 2
-    out = x.new_empty(len(x), num_out)
-    _launch(x, weight, out, num_out, tiles, parts=2, level=level)
+    out = rows.x.new_empty(len(rows.x), num_out)
+    _launch(rows, weight, out, num_out, tiles, _Arguments(level=level), parts=2)
     return out
+
+
+def multiply_added(
+    x: Tensor,
+    weight: Tensor,
+    tiles: Tiles,
+    residual: Tensor,
+    gain: Tensor,
+    epsilon: float,
+    *,
+    level: int = 0,
+) -> Scaled:
+    """Add x [T, K] × weight [N, K]ᵀ to a residual [T, N]; return its norm, as `add_normalised`
+    defines it, for a gain float32 [N].
+    """
+    out = torch.empty_like(residual)
+    programs = triton.cdiv(len(weight), tiles.block_out)
+    squares = x.new_empty(len(x), programs, dtype=torch.float32)
+    given = _Arguments(
+        level=level,
+        residual=residual.data_ptr(),
+        gain=gain.data_ptr(),
+        new_squares=squares.data_ptr(),
+    )
+    _launch(Scaled(x), weight, out, len(weight), tiles, given, adds=True)
+    return Scaled(out, squares, epsilon)
 
 
 @triton.jit

@@ -28,7 +28,16 @@ from llm.kernels.blocks import Tiles
 from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
-from llm.kernels.split_products import INPUTS, add_normalised, multiply_gated, multiply_split
+from llm.kernels.split_products import (
+    INPUTS,
+    Scaled,
+    add_normalised,
+    multiply_added,
+    multiply_gated,
+    multiply_split,
+)
+
+JOINS, GAINS = True, dict[int, Tensor]()
 from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
@@ -179,11 +188,11 @@ class SplitFrames:
         else:
             normed = self._feed(projection(F.embedding(codes, table)))
         head = own.heads[book][1]
-        logits = normed.new_empty(len(codes), len(head), dtype=torch.float32)
+        logits = normed.x.new_empty(len(codes), len(head), dtype=torch.float32)
         tiles = tiles_of(head, is_whole=True)
         return multiply_split(normed, head, tiles, out=logits, level=own.level)
 
-    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Tensor:
+    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Scaled:
         """Feed the next position: rows of `source`, which `codes` name if given. Return the
         normalised output of the last layer.
         """
@@ -191,14 +200,14 @@ class SplitFrames:
         self._num_fed += 1
         last_norm, _ = self._own.heads[max(position - 1, 0)]
         next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
-        normed = self._added(source, None, layers[0].attention_norm, codes)
+        normed = Scaled(self._added(source, None, layers[0].attention_norm, codes))
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attended = self._attended(number, layer, normed, position)
             if position == 0 and number == len(layers) - 1:
                 break  # of the first position only keys and values are read
-            normed = self._added(self._x, self._product(attended, layer.output), layer.mlp_norm)
+            normed = self._joined(attended, layer.output, layer.mlp_norm)
             gated = self._gated(normed, layer.gate_up)
-            normed = self._added(self._x, self._product(gated, layer.down), next_norm)
+            normed = self._joined(gated, layer.down, next_norm)
         return normed
 
     def _added(
@@ -213,16 +222,24 @@ class SplitFrames:
             source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=level
         )
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _joined(self, x: Tensor, weight: Tensor, norm: RMSNorm) -> Scaled:
+        """Add x [B, K] × weight [N, K]ᵀ to the rows; return their norm."""
+        if not JOINS:
+            return Scaled(self._added(self._x, self._product(Scaled(x), weight), norm))
+        tiles, level = tiles_of(weight), self._own.level
+        gain = GAINS.setdefault(id(norm), norm.gain.float())
+        return multiply_added(x, weight, tiles, self._x, gain, norm.epsilon, level=level)
+
+    def _product(self, x: Scaled, weight: Tensor) -> Tensor:
         """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
         return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
 
-    def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _gated(self, x: Scaled, weight: Tensor) -> Tensor:
         """Return silu(x gateᵀ) × (x upᵀ)."""
         tiles = tiles_of(weight, parts=2)
         return multiply_gated(x, weight, tiles, level=self._own.level)
 
-    def _attended(self, number: int, layer: SplitLayer, x: Tensor, position: int) -> Tensor:
+    def _attended(self, number: int, layer: SplitLayer, x: Scaled, position: int) -> Tensor:
         """Return what a layer's queries attend to, [B, H × D]."""
         own, norm = self._own, layer.head_norm
         return attend_frame(

@@ -31,7 +31,7 @@ from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import FLOAT8, ScaledProduct, quantize_rows
-from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
+from llm.kernels.split_products import Scaled, add_normalised, multiply_added, multiply_gated, multiply_split
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
@@ -702,17 +702,48 @@ def emulated(
 def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
     x, weight = normal(rows, num_in, dtype=HALF), normal(2 * num_out, num_in, dtype=HALF)
     expected = x.double() @ weight.double().t()
-    found = multiply_split(x, weight, tiles)
+    found = multiply_split(Scaled(x), weight, tiles)
     assert found.shape == (tiles.splits, rows, 2 * num_out)
     assert relative_error(found.sum(0), expected) < 1e-6
     if tiles.splits == 1:
         wide = torch.full((rows, 2 * num_out + 8), torch.nan)
-        multiply_split(x, weight, tiles, out=wide[:, : 2 * num_out])
+        multiply_split(Scaled(x), weight, tiles, out=wide[:, : 2 * num_out])
         assert torch.equal(wide[:, : 2 * num_out], found[0])
         assert bool(wide[:, 2 * num_out :].isnan().all())
         gate_half, up = expected.chunk(2, dim=1)
-        gated = multiply_gated(x, weight, replace(tiles, block_out=tiles.block_out // 2))
+        gated = multiply_gated(Scaled(x), weight, replace(tiles, block_out=tiles.block_out // 2))
         assert relative_error(gated, F.silu(gate_half) * up) < 3e-3
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("tiles", "num_out", "num_in"),
+    [
+        (Tiles(64, 4, 64, 4, 4), 128, 512),
+        (Tiles(16, 3, 128, 4, 2), 40, 520),  # rows, outputs and inputs that do not divide
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [3, 33])
+def test_joined_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
+    """A residual and its norm, whose rows are divided by their roots in the next product."""
+    x, weight, residual = normal(rows, num_in), normal(num_out, num_in), normal(rows, num_out)
+    x, weight, residual = x.to(HALF), (weight * num_in**-0.5).to(HALF), residual.to(HALF)
+    gain, following = normal(num_out), normal(2 * 24, num_out, dtype=HALF)
+    expected = residual.double() + x.double() @ weight.double().t()
+    found = multiply_added(x, weight, tiles, residual, gain, EPSILON)
+    assert relative_error(residual, expected) < 3e-3
+    exact = normalised(residual, gain)
+    own = found.x.double() * torch.rsqrt(
+        found.squares.double().sum(1, keepdim=True) + found.epsilon
+    )
+    assert relative_error(own, exact) < 3e-3
+    product = exact @ following.double().t()
+    sums = multiply_split(found, following, Tiles(48, 1, 64, 4, 2))
+    assert relative_error(sums.sum(0), product) < 3e-3
+    left, right = product.chunk(2, dim=1)
+    gated = multiply_gated(found, following, Tiles(24, 1, 64, 4, 2))
+    assert relative_error(gated, F.silu(left) * right) < 6e-3
 
 
 @pytest.mark.parametrize("parts", [0, 3])
