@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVSlots
-from llm.kernels.cuda import CudaKernel
+from llm.kernels.cuda import CudaKernel, most_shared_bytes
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
 
@@ -122,13 +122,6 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@cache
-def _most_shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program can have: 99 to 227 KiB."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
 def _variant(weight: Words, **others: Any) -> Variant:
     is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
     return Variant(weight.bits, weight.scales.shape[3], is_wide, has_lows, **others)
@@ -182,7 +175,7 @@ def _multiply_few(
     programs, tiles = _share(weight, parts)
     sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
     blocks = -(-tiles * given.num_blocks // sizes.num_warps)
-    most = min(SHARED_BYTES, _most_shared_bytes(x.device))
+    most = min(SHARED_BYTES, most_shared_bytes(x.device))
     room = min(STAGE_BYTES, most - sizes.shared_bytes(given.num_blocks, tiles))
     stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
     variant = replace(sizes, stages=stages)
@@ -200,7 +193,7 @@ def is_few(weight: Words, num_rows: int, *, parts: int = 1) -> bool:
         return False
     sizes = _variant(weight, parts=parts, rows=max(num_rows, 1))
     needed = sizes.shared_bytes(weight.values.shape[1], _share(weight, parts)[1])
-    return needed <= _most_shared_bytes(weight.values.device)
+    return needed <= most_shared_bytes(weight.values.device)
 
 
 def packed_product(
@@ -281,7 +274,7 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
     given.x, given.num_rows = x.data_ptr(), num_rows
     given.is_float = int(out.dtype is torch.float32)
     # Several tiles of outputs share the inputs in memory, if enough programs and memory are left.
-    most = _most_shared_bytes(x.device)
+    most = most_shared_bytes(x.device)
     sizes = _variant(weight, tiles=tiles, outs=tiles)
     while sizes.outs > 1 and (
         given.num_tiles < sizes.outs * _processors(x.device)

@@ -25,9 +25,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.blocks import Tiles
+from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
-from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
+from llm.kernels.split_products import (
+    INPUTS,
+    Scaled,
+    add_normalised,
+    multiply_added,
+    multiply_gated,
+    multiply_split,
+)
+
+JOINS, GAINS = True, dict[int, Tensor]()
 from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
@@ -41,18 +51,22 @@ from llm.layers.fused import FusedLayer, plain_matrix
 from llm.layers.linear import Linear
 
 
-def narrow_matrix(linear: Linear) -> Tensor | None:
-    """Return the matrix [N, K] of a layer that only multiplies with it, in numbers of 2 bytes; None
-    for other layers.
-    """
-    matrix = plain_matrix(linear)
-    return matrix if matrix is not None and matrix.dtype.itemsize == 2 else None
-
-
 def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
     """Return the tiles of a product with a matrix [parts × N, K]."""
     num_out, num_in = weight.shape
     return split_tiles(num_out // parts, num_in, parts=parts, is_whole=is_whole)
+
+
+def split_matrix(linear: Linear, *, parts: int = 1, is_whole: bool = False) -> Tensor | None:
+    """Return the matrix [parts × N, K] of a layer that only multiplies with it, if
+    `llm.kernels.split_products` has a product for it on its device.
+    """
+    matrix = plain_matrix(linear)
+    if matrix is None or matrix.dtype is not torch.bfloat16 or matrix.shape[1] % INPUTS:
+        return None
+    tiles = tiles_of(matrix, parts=parts, is_whole=is_whole)
+    needed = tiles.shared_bytes(matrix.shape[1], MAX_SPLIT_ROWS, parts=parts)
+    return matrix if needed <= most_shared_bytes(matrix.device) else None
 
 
 class FramesOfLayers(Protocol):
@@ -108,15 +122,14 @@ class SplitLayer:
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> SplitLayer | None:
-        """Return those of a layer; None if it has another matrix than `narrow_matrix`."""
+        """Return those of a layer; None if it has another matrix than `split_matrix`."""
         weights, mlp = layer.attention.weights, layer.mlp
         if not isinstance(mlp, GatedMLP):
             return None
-        linears = (weights.qkv, weights.output, mlp.gate_up, mlp.down)
-        plain = [matrix for linear in linears if (matrix := narrow_matrix(linear)) is not None]
-        if len(plain) < len(linears):
+        qkv, output = split_matrix(weights.qkv), split_matrix(weights.output)
+        gate_up, down = split_matrix(mlp.gate_up, parts=2), split_matrix(mlp.down)
+        if qkv is None or output is None or gate_up is None or down is None:
             return None
-        qkv, output, gate_up, down = plain
         norms = layer.attention_norm, layer.mlp_norm
         return cls(norms[0], qkv, weights.norm, output, norms[1], gate_up, down)
 
@@ -138,9 +151,9 @@ class SplitDepth:
         heads: Sequence[LogitsHead],
         kernels: KernelSet,
     ) -> SplitDepth | None:
-        """Return None if there is another matrix than `narrow_matrix`."""
+        """Return None if there is another matrix than `split_matrix`."""
         own = [found for layer in layers if (found := SplitLayer.of(layer)) is not None]
-        matrices = [(head.norm, narrow_matrix(head.linear)) for head in heads]
+        matrices = [(head.norm, split_matrix(head.linear, is_whole=True)) for head in heads]
         ends = [(norm, matrix) for norm, matrix in matrices if matrix is not None]
         if len(own) < len(layers) or len(ends) < len(heads):
             return None
@@ -175,11 +188,11 @@ class SplitFrames:
         else:
             normed = self._feed(projection(F.embedding(codes, table)))
         head = own.heads[book][1]
-        logits = normed.new_empty(len(codes), len(head), dtype=torch.float32)
+        logits = normed.x.new_empty(len(codes), len(head), dtype=torch.float32)
         tiles = tiles_of(head, is_whole=True)
         return multiply_split(normed, head, tiles, out=logits, level=own.level)
 
-    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Tensor:
+    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Scaled:
         """Feed the next position: rows of `source`, which `codes` name if given. Return the
         normalised output of the last layer.
         """
@@ -187,35 +200,46 @@ class SplitFrames:
         self._num_fed += 1
         last_norm, _ = self._own.heads[max(position - 1, 0)]
         next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
-        normed = self._added(source, None, layers[0].attention_norm, codes)
+        normed = Scaled(self._added(source, None, layers[0].attention_norm, codes))
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attended = self._attended(number, layer, normed, position)
             if position == 0 and number == len(layers) - 1:
                 break  # of the first position only keys and values are read
-            normed = self._added(self._x, self._product(attended, layer.output), layer.mlp_norm)
+            normed = self._joined(attended, layer.output, layer.mlp_norm)
             gated = self._gated(normed, layer.gate_up)
-            normed = self._added(self._x, self._product(gated, layer.down), next_norm)
+            normed = self._joined(gated, layer.down, next_norm)
         return normed
 
     def _added(
         self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
     ) -> Tensor:
-        """Set the rows to the source plus sums; return their norm."""
-        own = self._own
+        """Set the rows to the source plus sums; return their norm.
+
+        The first kernel of a position ends the early starts, see `llm.kernels.frames`.
+        """
+        level = self._own.level if sums is not None else min(self._own.level, 1)
         return add_normalised(
-            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=own.level
+            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=level
         )
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _joined(self, x: Tensor, weight: Tensor, norm: RMSNorm) -> Scaled:
+        """Add x [B, K] × weight [N, K]ᵀ to the rows; return their norm."""
+        if not JOINS:
+            return Scaled(self._added(self._x, self._product(Scaled(x), weight), norm))
+        tiles, level = tiles_of(weight), self._own.level
+        gain = GAINS.setdefault(id(norm), norm.gain.float())
+        return multiply_added(x, weight, tiles, self._x, gain, norm.epsilon, level=level)
+
+    def _product(self, x: Scaled, weight: Tensor) -> Tensor:
         """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
         return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
 
-    def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _gated(self, x: Scaled, weight: Tensor) -> Tensor:
         """Return silu(x gateᵀ) × (x upᵀ)."""
         tiles = tiles_of(weight, parts=2)
         return multiply_gated(x, weight, tiles, level=self._own.level)
 
-    def _attended(self, number: int, layer: SplitLayer, x: Tensor, position: int) -> Tensor:
+    def _attended(self, number: int, layer: SplitLayer, x: Scaled, position: int) -> Tensor:
         """Return what a layer's queries attend to, [B, H × D]."""
         own, norm = self._own, layer.head_norm
         return attend_frame(
