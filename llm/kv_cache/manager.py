@@ -140,6 +140,14 @@ class KVCacheManager:
         allowed = min(int(watermark * self.total_pages + 1e-6), self.total_pages)
         return allowed - (self.total_pages - self.available_pages)
 
+    def num_cached(self, token_ids: Sequence[Token], cache_salt: str = "") -> int:
+        """Return how many pages of a prompt the prefix cache has, as a hint: it may change at once.
+
+        Callable from any thread.
+        """
+        most = (len(token_ids) - 1) // self.page_size if self._caching else 0
+        return len(self._cache.match(cache_salt, token_ids, most))
+
     def claim(
         self,
         request_id: str,

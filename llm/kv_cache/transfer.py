@@ -92,6 +92,10 @@ class PageTransfer:
         """Whether more than a page of a prompt is to be computed, with so many cached pages."""
         return (len(request.prompt_ids) - 1) // self._kv.page_size > num_cached
 
+    def num_cached(self, request: Request) -> int:
+        """Return how many pages of a prompt are cached here, as a hint: a claim has the number."""
+        return self._kv.num_cached(request.prompt_ids, request.cache_namespace)
+
     def fits(self, request: Request) -> bool:
         """Whether a claim can succeed once nothing else holds pages."""
         return self._kv.pages_for(len(request.prompt_ids) + 1) <= self._kv.total_pages

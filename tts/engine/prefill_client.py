@@ -3,8 +3,10 @@
 event loop                                      engine thread
 prefill ── submit ────────────────────────────▶ steps … last chunk ─▶ claim of the pages is kept
   ▲                                                                     │
-  └── written to the reader's pool, or read part by part ◀──────────────┘
+  └── written to the reader's room, or read part by part ◀──────────────┘
       on a worker thread
+
+The reader claims its room while the prompt is computed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -48,11 +50,16 @@ MAX_PEERS = 16  # pools of readers that stay mapped
 NO_CONTENT = np.empty(0, np.uint8)
 
 
-class PeerPages(NamedTuple):
-    """Pages of a reader's pool. `wants_digest`: it compares what arrives."""
+class PeerRoom(NamedTuple):
+    """Room of a reader, which has the pages before `first_page`.
 
-    pool: PoolHandle
-    pages: tuple[int, ...]
+    `pool` has `pages` for the others; None: they are read. `wants_digest`: the reader compares what
+    arrives.
+    """
+
+    first_page: int
+    pool: PoolHandle | None = None
+    pages: tuple[int, ...] = ()
     wants_digest: bool = False
 
 
@@ -93,14 +100,14 @@ class PrefillClient:
         return str(self._transfer.format)
 
     async def prefill(
-        self, request: Request, first_page: int, target: PeerPages | None = None
+        self, request: Request, room: Callable[[], Awaitable[PeerRoom]]
     ) -> AsyncGenerator[PagePart, None]:
-        """Compute a prompt and stream its pages from `first_page` on; the last part may be empty.
+        """Compute a prompt, await the reader's room, and stream the pages that the reader misses;
+        the last part may be empty.
 
-        They are written to `target`, as many pages, where this process can map the reader's pool.
-        The pages are held until the iterator is closed, which also cancels the computation; nothing
-        is written afterwards. Raises the errors of `Engine.submit`, and SynthesisError when a step
-        fails.
+        They are written to the room's pool where this process can map it. The pages are held until
+        the iterator is closed, which also cancels the computation; nothing is written afterwards.
+        Raises the errors of `Engine.submit` and of `room`, and SynthesisError when a step fails.
         """
         sampling = first_token_sampling(request.sampling)
         request = replace(request, sampling=sampling or ONE_TOKEN)
@@ -124,7 +131,8 @@ class PrefillClient:
             chunk = await ended
             if chunk.finish_reason is FinishReason.ERROR:
                 raise SynthesisError(f"the prompt was not computed: {chunk.error}")
-            pages = claims[0].pages[first_page:] if claims else ()
+            target = await room()
+            pages = claims[0].pages[target.first_page :] if claims else ()
             # A stop id is sampled again by the reader, which ends the request.
             is_used = sampling is not None and chunk.finish_reason is FinishReason.LENGTH
             token = next(iter(chunk.token_ids), None) if is_used else None
@@ -135,14 +143,14 @@ class PrefillClient:
             self._release(request.request_id, claims, num_read)
 
     async def _parts(
-        self, pages: tuple[int, ...], target: PeerPages | None, token: Token | None
+        self, pages: tuple[int, ...], target: PeerRoom, token: Token | None
     ) -> AsyncGenerator[PagePart, None]:
         if not pages:
             yield PagePart(0, NO_CONTENT, is_last=True, token=token)
             return
         is_written, digest = False, None
-        if target is not None:
-            is_written, digest = await self._write(pages, target)
+        if target.pool is not None:
+            is_written, digest = await self._write(pages, target.pool, target)
         if is_written:
             yield PagePart(len(pages), NO_CONTENT, True, True, token, digest)
             return
@@ -153,12 +161,14 @@ class PrefillClient:
             is_last = first + size >= len(pages)
             yield PagePart(len(part), content, False, is_last, token if is_last else None)
 
-    async def _write(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
+    async def _write(
+        self, pages: tuple[int, ...], pool: PoolHandle, target: PeerRoom
+    ) -> tuple[bool, int | None]:
         """Copy pages to the reader's pool; return whether this is possible, and the digest.
 
         A cancellation takes effect when nothing is written any more.
         """
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write_now, pages, target))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write_now, pages, pool, target))
         cancelled = None
         while not writing.done():
             try:
@@ -169,8 +179,10 @@ class PrefillClient:
             raise cancelled
         return writing.result()
 
-    def _write_now(self, pages: tuple[int, ...], target: PeerPages) -> tuple[bool, int | None]:
-        handle, peers = target.pool, self._peers
+    def _write_now(
+        self, pages: tuple[int, ...], handle: PoolHandle, target: PeerRoom
+    ) -> tuple[bool, int | None]:
+        peers = self._peers
         is_new = handle not in peers and len(peers) < MAX_PEERS
         try:
             if is_new:
@@ -220,7 +232,11 @@ class PrefillClient:
 
     async def warm_up(self) -> None:
         """Compute a prompt of one token, so that the first one does not pay for allocations."""
-        async for _ in self.prefill(Request("warm-up", (0,)), 0):
+
+        async def room() -> PeerRoom:
+            return PeerRoom(0)
+
+        async for _ in self.prefill(Request("warm-up", (0,)), room):
             pass
 
     async def status(self) -> EngineStatus:

@@ -1,7 +1,10 @@
 """`DecodeClient`: the client of an engine that decodes, and has prompts computed by other engines.
 
-    request ─▶ claim of pages for what is not cached ─▶ Prefill to an engine ─▶ Pages …
+    request ─▶ Prefill to an engine ─▶ claim of pages for what is not cached ─▶ Room ─▶ Pages …
             ─▶ the request, which has the claim then, and the first token
+
+The claim waits for the engine's thread, about a step, while the prompt is computed. It comes first
+where the cache may have the whole prompt, and while another claim waits.
 
 An engine of the same machine writes the pages into this engine's pool; its answer says that it has.
 Pages that it may still write are not used for anything else: see `_release_later`.
@@ -105,7 +108,7 @@ class DecodeClient:
         self._pools: dict[int, PoolHandle | None] = {}  # for each engine
         self._proven: set[int] = set()  # engines whose writes have arrived in the pool
         self._releasing: set[asyncio.Task[None]] = set()
-        self._num_fetching = 0
+        self._num_fetching = self._num_claiming = 0
         self._names = itertools.count()
         self._full = asyncio.Lock()  # held while a claim waits for room; the others wait in order
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -245,13 +248,17 @@ class DecodeClient:
             await asyncio.wrap_future(self._engine.run_on_engine(claim))
             return transfer.claim is not None
 
-        if self._full.locked() or not await is_claimed():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LONGEST_WAIT_S), self._full:
-                    while not await is_claimed():
-                        await asyncio.sleep(ROOM_S)
-        if not self._transfer.is_room_free:
-            await asyncio.to_thread(self._transfer.wait_for_room)
+        self._num_claiming += 1
+        try:
+            if self._full.locked() or not await is_claimed():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LONGEST_WAIT_S), self._full:
+                        while not await is_claimed():
+                            await asyncio.sleep(ROOM_S)
+            if not self._transfer.is_room_free:
+                await asyncio.to_thread(self._transfer.wait_for_room)
+        finally:
+            self._num_claiming -= 1
 
     def _release(self, transfer: _Transfer) -> None:
         claim, transfer.claim = transfer.claim, None
@@ -274,7 +281,8 @@ class DecodeClient:
             if number is None:
                 self._warn("no engine for prompts is there")
                 return
-            if claim is None:
+            pool = await self._pool_for(number)
+            if claim is None and self._claims_first(request):
                 await self._claim(transfer, request)
                 if transfer.claim is None:
                     return
@@ -282,57 +290,91 @@ class DecodeClient:
             tried.add(number)
             self._num_open[number] += 1
             try:
-                await self._receive_from(number, transfer, request)
+                await self._receive_from(number, pool, transfer, request)
+                return
             except (LLMError, TTSError, ValueError, RuntimeError, OSError) as error:
                 self._warn(f"engine {number} for prompts: {error}")
             finally:
                 self._num_open[number] -= 1
 
-    async def _receive_from(self, number: int, transfer: _Transfer, request: Request) -> None:
-        """Receive pages from one engine. Raises its errors, and ValueError for wrong pages."""
-        assert transfer.claim is not None
-        loop, missing = asyncio.get_running_loop(), transfer.missing
-        first_page = len(transfer.claim.pages) - len(missing)
-        pool, remote = await self._pool_for(number), self._prefills[number]
+    def _claims_first(self, request: Request) -> bool:
+        """Whether a prompt is claimed before it is sent: what is cached need not be computed, and
+        of those without room only one should hold pages of the other engine.
+        """
+        num_cached = self._transfer.num_cached(request)
+        return self._num_claiming > 0 or not self._transfer.is_worthwhile(request, num_cached)
+
+    async def _receive_from(
+        self, number: int, pool: PoolHandle | None, transfer: _Transfer, request: Request
+    ) -> None:
+        """Have one engine compute a prompt, claim its pages meanwhile, and receive what is missing.
+        Ends without pages if there is no room, or if they are cached by now.
+
+        Raises the engine's errors, and ValueError for wrong pages.
+        """
         inbox = Inbox(self._transfer.part_bytes)
         if not inbox.path:
             pool = None  # the end of a write could not be noticed
+        wants_digest = pool is not None and number not in self._proven
+        may_write = is_inbox_held = False
         try:
-            targets, is_proven = missing if pool else (), number in self._proven
-            answers = remote.prefill(
-                request, first_page, inbox.path, pool, targets, pool is not None and not is_proven
-            )
-            async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
-                async for pages in answers:
-                    limit.reschedule(loop.time() + ANSWER_S)
-                    if pages.is_written:
-                        _check_written(pages, targets)
-                        if not is_proven or pages.digest is not None:
-                            await self._check_digest(number, pages, missing)
-                    else:
-                        store = partial(self._store, transfer.missing, pages, inbox)
-                        await loop.run_in_executor(self._writer, store)
-                    transfer.num_written += pages.num_pages
-                    transfer.token = pages.token
+            async with self._prefills[number].prefill(
+                request, inbox.path, pool, wants_digest=wants_digest
+            ) as prompt:
+                if transfer.claim is None:
+                    await self._claim(transfer, request)
+                claim = transfer.claim
+                if claim is None or not self._transfer.is_worthwhile(request, claim.num_cached):
+                    return
+                may_write = pool is not None
+                targets = transfer.missing if may_write else ()
+                answers = prompt.pages(claim.num_cached + transfer.num_written, targets)
+                await self._take(number, transfer, answers, targets, inbox)
         except BaseException as error:
-            if pool is not None:
-                self._end_writes(transfer, inbox, is_lost=isinstance(error, EngineLostError))
+            if may_write:
+                is_lost = isinstance(error, EngineLostError)
+                is_inbox_held = self._end_writes(transfer, inbox, is_lost=is_lost)
             raise
         finally:
-            if pool is None or transfer.claim is not None:
+            if not is_inbox_held:
                 inbox.close()
 
-    def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> None:
-        """Keep an engine from writing to the pool; leave the claim to `_release_later` if it may be
-        writing. `is_lost`: its process may have ended, whose last copies on a GPU end later.
+    async def _take(
+        self,
+        number: int,
+        transfer: _Transfer,
+        answers: AsyncGenerator[Pages, None],
+        targets: tuple[int, ...],
+        inbox: Inbox,
+    ) -> None:
+        """Receive pages: those that an engine has written to `targets`, or their content."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
+            async for pages in answers:
+                limit.reschedule(loop.time() + ANSWER_S)
+                if pages.is_written:
+                    _check_written(pages, targets)
+                    if number not in self._proven or pages.digest is not None:
+                        await self._check_digest(number, pages, targets)
+                else:
+                    store = partial(self._store, transfer.missing, pages, inbox)
+                    await loop.run_in_executor(self._writer, store)
+                transfer.num_written += pages.num_pages
+                transfer.token = pages.token
+
+    def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> bool:
+        """Keep an engine from writing to the pool; return whether it may be writing. Then the claim
+        and the inbox are left to `_release_later`. `is_lost`: its process may have ended, whose
+        last copies on a GPU end later.
         """
         if inbox.shut() and not (is_lost and self._transfer.is_on_gpu):
-            return
+            return False
         left = replace(transfer)
         transfer.claim, transfer.num_written, transfer.token = None, 0, None
         task = asyncio.create_task(self._release_later(left, inbox))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
+        return True
 
     async def _release_later(self, transfer: _Transfer, inbox: Inbox) -> None:
         """Release a claim once its pages are certainly not written any more: when the other engine

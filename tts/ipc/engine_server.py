@@ -25,7 +25,7 @@ import zmq
 from llm import PoolHandle, Request
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo, Hold
-from tts.engine.prefill_client import PagePart, PeerPages, PrefillClient
+from tts.engine.prefill_client import PagePart, PeerRoom, PrefillClient
 from tts.errors import NotAvailableError, SlowReaderError
 from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
@@ -50,6 +50,7 @@ from tts.ipc.messages import (
     Pages,
     Prefill,
     Refused,
+    Room,
     SetHeld,
     Speak,
     Tokens,
@@ -89,6 +90,7 @@ class _Stream:
         self._credit = credit
         self._timeout_s = timeout_s
         self._may_send = asyncio.Event()
+        self._room: asyncio.Future[Room] = asyncio.get_running_loop().create_future()
 
     def give(self, num_items: int) -> None:
         """Add credit for items that the reader has read."""
@@ -107,6 +109,22 @@ class _Stream:
                 text = f"an answer was left unread for {self._timeout_s:g} s"
                 raise SlowReaderError(text) from error
         self._credit -= 1
+
+    def note(self, message: SetHeld | Room) -> None:
+        """Hold a text or continue it; set the room for a prompt's pages, once."""
+        if isinstance(message, SetHeld):
+            self.hold.set(is_set=message.is_held)
+        elif not self._room.done():
+            self._room.set_result(message)
+
+    async def room(self) -> Room:
+        """Wait for the room for a prompt's pages. Raises SlowReaderError."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._room
+        except TimeoutError as error:
+            text = f"a prompt had no room for {self._timeout_s:g} s"
+            raise SlowReaderError(text) from error
 
 
 @dataclass(slots=True)
@@ -285,9 +303,9 @@ class EngineServer:
                 for number, num_items in taken.items():
                     if number in peer.streams:
                         peer.streams[number].give(num_items)
-            case SetHeld(stream=number, is_held=is_held):
+            case SetHeld(stream=number) | Room(stream=number):
                 if number in peer.streams:
-                    peer.streams[number].hold.set(is_set=is_held)
+                    peer.streams[number].note(message)
             case Work():
                 self._begin(message, peer)
             case Cancel(stream=number):
@@ -337,7 +355,7 @@ class EngineServer:
     async def _work(self, peer: _Peer, work: Work, stream: _Stream) -> None:
         """Run one stream; send its error as the last answer."""
         try:
-            async with aclosing(self._answers(peer, work, stream.hold)) as answers:
+            async with aclosing(self._answers(peer, work, stream)) as answers:
                 async for answer in answers:
                     await stream.take()
                     self._send(peer, answer)
@@ -347,7 +365,9 @@ class EngineServer:
                 logger.error("%s of %s failed", type(work).__name__, peer.name, exc_info=error)
             self._send(peer, Failed(work.stream, value))
 
-    async def _answers(self, peer: _Peer, work: Work, hold: Hold) -> AsyncGenerator[Message, None]:
+    async def _answers(
+        self, peer: _Peer, work: Work, stream: _Stream
+    ) -> AsyncGenerator[Message, None]:
         number = work.stream
         match work:
             case Speak(job=job):
@@ -360,36 +380,43 @@ class EngineServer:
             case Generate(request=request):
                 request_id.set(request.request_id)
                 async with aclosing(
-                    self._client.generate(_renamed(request, peer, number), hold)
+                    self._client.generate(_renamed(request, peer, number), stream.hold)
                 ) as chunks:
                     async for chunk in chunks:
                         yield Tokens(number, chunk._replace(request_id=request.request_id))
             case Encode(samples=samples):
                 yield Encoded(number, await self._client.encode_prompt(samples))
             case Prefill():
-                async with aclosing(self._prefill(peer, work)) as pages:
+                async with aclosing(self._prefill(peer, work, stream)) as pages:
                     async for answer in pages:
                         yield answer
             case Admit(client=client):
                 async for answer in self._admit(number, client):
                     yield answer
 
-    async def _prefill(self, peer: _Peer, work: Prefill) -> AsyncGenerator[Message, None]:
+    async def _prefill(
+        self, peer: _Peer, work: Prefill, stream: _Stream
+    ) -> AsyncGenerator[Message, None]:
         """Send the pages of a prompt: into the reader's pool if this process can, else into its
         inbox.
         """
         if not isinstance(self._client, PrefillClient):
             raise NotAvailableError("this engine computes no prompts for others")
         request = _renamed(work.request, peer, work.stream)
-        outlet, target = Outlet.open(work.inbox), None
+        outlet, pool = Outlet.open(work.inbox), None
         # Of this user only: a process of another machine could name any memory. With an inbox only:
         # without it the reader does not wait for writes.
         is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
         if is_local and work.pool is not None:
-            target = PeerPages(work.pool, work.pages, work.wants_digest)
-            peer.pools.add(work.pool)
+            pool = work.pool
+            peer.pools.add(pool)
+
+        async def room() -> PeerRoom:
+            found = await stream.room()
+            return PeerRoom(found.first_page, pool, found.pages, work.wants_digest)
+
         with outlet or nullcontext():
-            async with aclosing(self._client.prefill(request, work.first_page, target)) as parts:
+            async with aclosing(self._client.prefill(request, room)) as parts:
                 async for part in parts:
                     yield _pages(work.stream, part, outlet)
 

@@ -37,6 +37,7 @@ from tts.ipc.messages import (
     Hello,
     Message,
     Refused,
+    Room,
     SetHeld,
     Welcome,
     Work,
@@ -187,6 +188,12 @@ class Link:
     def set_held(self, stream: Stream, *, is_held: bool) -> None:
         """Have the engine hold a text, or continue it."""
         self._notify(self._control, SetHeld(self.name, stream.number, is_held))
+
+    def give_room(self, stream: Stream, first_page: int, pages: tuple[int, ...]) -> None:
+        """Send the room for a prompt's pages, behind its request. Raises EngineLostError."""
+        room = Room(self.name, stream.number, first_page, pages)
+        if not (self.is_up and self._post(self._work, room)):
+            raise EngineLostError("the engine cannot be reached; try again")
 
     def close_stream(self, stream: Stream) -> None:
         """Close a stream at its reader's end; cancel it if it has not ended."""

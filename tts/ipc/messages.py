@@ -2,7 +2,7 @@
 
     Hello ─▶                               ◀─ Welcome: properties of the model; or Refused
     Speak, Generate, Encode, Admit ─▶      ◀─ Accepted, then Audio…, Tokens…, Encoded or Admitted
-    Prefill, of another engine ─▶          ◀─ Accepted, then Pages…
+    Prefill, Room, of another engine ─▶    ◀─ Accepted, then Pages…
     Credit: number of read items ─▶        ◀─ Failed: the error instead
     SetHeld: whether a text waits ─▶
     Cancel ─▶                              ◀─ Beat: heartbeat with the engine's status
@@ -99,21 +99,30 @@ class Admit(Work, frozen=True):
 
 
 class Prefill(Work, frozen=True):
-    """Request for the KV pages of a prompt, from page `first_page` on, of an engine that has the
-    others.
+    """Request to compute a prompt for another engine. Nothing is sent before its Room has arrived.
 
-    `inbox` is the path of its shared memory, see `tts.ipc.inbox`; empty: it has none. `pool` is its
-    pool, which an engine of the same machine may write to, see `llm.PeerPool`: to `pages`, one for
-    each page that is missing, for as long as it holds the inbox. With `wants_digest` the answer has
-    a `PageTransfer.digest`.
+    `inbox` is the path of the reader's shared memory, see `tts.ipc.inbox`; empty: it has none.
+    `pool` is its pool, which an engine of the same machine may write to, see `llm.PeerPool`. With
+    `wants_digest` the answer has a `PageTransfer.digest`.
     """
 
     request: Request
-    first_page: Annotated[int, msgspec.Meta(ge=0)]
     inbox: str = ""
     pool: PoolHandle | None = None
-    pages: tuple[int, ...] = ()
     wants_digest: bool = False
+
+
+class Room(Message, frozen=True):
+    """Claim of the reader of a prompt, which has the pages before `first_page`.
+
+    `pages` of its pool, one for each page that is missing, may be written for as long as the writer
+    holds the inbox; without a pool there are none.
+    """
+
+    front_end: str
+    stream: int
+    first_page: Annotated[int, msgspec.Meta(ge=0)]
+    pages: tuple[int, ...] = ()
 
 
 # --- from the engine
@@ -218,7 +227,7 @@ class Failed(Answer, frozen=True):
 
 
 FrontEndMessage = (
-    Hello | Goodbye | Credit | SetHeld | Cancel | Speak | Generate | Encode | Admit | Prefill
+    Hello | Goodbye | Credit | SetHeld | Cancel | Speak | Generate | Encode | Admit | Prefill | Room
 )
 EngineMessage = (
     Welcome

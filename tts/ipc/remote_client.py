@@ -162,32 +162,24 @@ class RemoteEngineClient:
             reader.stream.has_ended = True
             return answer.clip
 
+    @asynccontextmanager
     async def prefill(
         self,
         request: Request,
-        first_page: int,
         inbox: str = "",
         pool: PoolHandle | None = None,
-        pages: tuple[int, ...] = (),
+        *,
         wants_digest: bool = False,
-    ) -> AsyncGenerator[Pages, None]:
-        """Stream the pages of a prompt from `first_page` on; see `messages.Prefill`.
-
-        Closing the iterator cancels it. Raises what the engine's own client raises, and
-        EngineLostError.
+    ) -> AsyncIterator[RemotePrompt]:
+        """Have a prompt computed, see `messages.Prefill`; cancel it at the end of the block if not
+        all of its pages have arrived. Raises EngineLostError.
         """
 
         def work(front_end: str, stream: int, request: Request) -> Prefill:
-            return Prefill(front_end, stream, request, first_page, inbox, pool, pages, wants_digest)
+            return Prefill(front_end, stream, request, inbox, pool, wants_digest)
 
         async with self._reading(work, request, PAGES_WINDOW) as reader:
-            part = None
-            while part is None or not part.is_last:
-                answer = await reader.next()
-                assert isinstance(answer, Pages)
-                part = answer
-                reader.stream.has_ended = part.is_last
-                yield part
+            yield RemotePrompt(reader)
 
     @asynccontextmanager
     async def admit(self, client: str) -> AsyncIterator[None]:
@@ -320,6 +312,29 @@ class RemoteEngineClient:
             reader.close()
 
 
+class RemotePrompt:
+    """A prompt that another engine computes."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+
+    async def pages(
+        self, first_page: int, targets: tuple[int, ...] = ()
+    ) -> AsyncGenerator[Pages, None]:
+        """Stream the pages from `first_page` on; see `messages.Room`.
+
+        Raises what the engine's own client raises, and EngineLostError.
+        """
+        reader, part = self._reader, None
+        reader.give_room(first_page, targets)
+        while part is None or not part.is_last:
+            answer = await reader.next()
+            assert isinstance(answer, Pages)
+            part = answer
+            reader.stream.has_ended = part.is_last
+            yield part
+
+
 class _Reader:
     """Reader of a stream that grants credit to the engine.
 
@@ -357,6 +372,9 @@ class _Reader:
 
     def set_held(self, hold: Hold) -> None:
         self._link.set_held(self.stream, is_held=hold.is_set)
+
+    def give_room(self, first_page: int, pages: tuple[int, ...]) -> None:
+        self._link.give_room(self.stream, first_page, pages)
 
     def close(self) -> None:
         self._link.close_stream(self.stream)

@@ -29,7 +29,7 @@ from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
 from tts.ipc.messages import Pages
-from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.remote_client import RemotePrompt
 
 PAGE = 16
 WRITTEN, INBOX, MESSAGE = "written to the pool", "in shared memory", "in messages"
@@ -95,16 +95,16 @@ def outputs(chunks: Sequence[TokenChunk]) -> tuple[Any, ...]:
 def ways_of_pages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return a set that will have the ways in which pages arrive."""
     ways: set[str] = set()
-    prefill = RemoteEngineClient.prefill
+    all_pages = RemotePrompt.pages
 
-    async def watched(self: RemoteEngineClient, *arguments: Any) -> AsyncIterator[Pages]:
-        async with aclosing(prefill(self, *arguments)) as answers:
+    async def watched(self: RemotePrompt, *arguments: Any) -> AsyncIterator[Pages]:
+        async with aclosing(all_pages(self, *arguments)) as answers:
             async for pages in answers:
                 if pages.num_pages:
                     ways.add(WRITTEN if pages.is_written else INBOX if pages.slot >= 0 else MESSAGE)
                 yield pages
 
-    monkeypatch.setattr(RemoteEngineClient, "prefill", watched)
+    monkeypatch.setattr(RemotePrompt, "pages", watched)
     return ways
 
 

@@ -46,7 +46,7 @@ from tts.ipc.codec import encode
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.link import Link
-from tts.ipc.messages import Cancel, Prefill
+from tts.ipc.messages import Cancel, Prefill, Room
 from tts.ipc.sockets import MAX_MESSAGE_BYTES
 
 OVERLAP = {"enable_overlap_scheduler": True, "force": True}
@@ -86,8 +86,10 @@ def test_cached_pages_are_not_sent_again(text_checkpoint: Path) -> None:
             tokens, num_cached = await tokens_of(served.client, long)
             assert num_cached == 90
             assert served.sent == [7], "three pages are there"
+            computed = served.prefills[0].local.engine.stats().input_tokens
             assert await tokens_of(served.client, long) == (tokens, 80)
             assert served.sent == [7], "less than a page is missing"
+            assert served.prefills[0].local.engine.stats().input_tokens == computed
             other = Request("salted", long.prompt_ids, long.sampling, cache_salt="other")
             assert await tokens_of(served.client, other) == (tokens, 90)
             assert served.sent == [13]
@@ -446,6 +448,132 @@ def test_a_claim_that_comes_too_late_is_released(
     run(scenario)
 
 
+class LateClaims:
+    """Claims of an engine that wait until `allow` is called, and whether one has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self._may_end = threading.Event(), threading.Event()
+        claim = PageTransfer.claim
+
+        def late(transfer: PageTransfer, *arguments: Any) -> Any:
+            self.begun.set()
+            assert self._may_end.wait(60)
+            return claim(transfer, *arguments)
+
+        monkeypatch.setattr(PageTransfer, "claim", late)
+        self.allow = self._may_end.set
+
+
+async def is_computed(served: parts.Roles, number: int = 0) -> None:
+    """Wait until an engine for prompts holds a computed prompt."""
+    kv = served.prefills[number].local.engine.pipeline.kv_manager
+    await wait_until(lambda: kv.num_transfers == 1)
+
+
+@pytest.mark.parametrize("base", [new_base, new_tcp_base], ids=["pool", "parts"])
+def test_a_prompt_is_computed_before_its_claim_is_answered(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, base: Callable[[], str]
+) -> None:
+    """Nothing of it moves before the pages are claimed."""
+    ways = parts.ways_of_pages(monkeypatch)
+
+    async def scenario() -> None:
+        asked = requests(count=1)[0]
+        [expected] = await parts.oracle(text_checkpoint, [asked])
+        async with roles(text_checkpoint, bases=[base()]) as served:
+            claims = LateClaims(monkeypatch)
+            running = asyncio.create_task(tokens_of(served.client, asked))
+            await asyncio.to_thread(claims.begun.wait, 60)
+            await is_computed(served)
+            await asyncio.sleep(0.1)
+            assert (ways, served.received) == (set(), 0)
+            claims.allow()
+            assert await running == (expected, len(asked.prompt_ids))
+            assert ways == {parts.WRITTEN if base is new_base else parts.INBOX}
+            await served.check_released()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "lost", "stopped", "reader stopped"])
+def test_a_prompt_that_ends_before_its_claim_is_answered(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Cancelled by its caller, or one of the two engines is lost or stops: both release it."""
+
+    async def scenario() -> None:
+        asked = requests(count=1)[0]
+        [expected] = await parts.oracle(text_checkpoint, [asked])
+        async with roles(text_checkpoint, count=2) as served:
+            claims = LateClaims(monkeypatch)
+            running = asyncio.create_task(tokens_of(served.client, asked))
+            await asyncio.to_thread(claims.begun.wait, 60)
+            number = served.client._num_open.index(1)
+            await is_computed(served, number)
+            if end in ("cancelled", "reader stopped"):
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            elif end == "lost":
+                served.client._prefills[number]._link._break()
+            else:
+                await served.prefills[number].stop()
+            if end == "reader stopped":
+                closing = asyncio.create_task(served.client.close())
+                await wait_until(lambda: served.prefills[number].servers[0].num_streams == 0)
+                claims.allow()
+                await closing
+                await parts.check_released(served.prefills[number].local)
+                return
+            claims.allow()
+            if end != "cancelled":
+                assert await running == (expected, len(asked.prompt_ids)), "by the other one"
+                assert served.received == 6
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_claim_that_fails_after_its_prompt_was_sent(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the prompt is computed here, and the others wait for room before they are sent."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(decode_client, "LONGEST_WAIT_S", 0.3)
+        asked = requests(count=3)
+        expected = await parts.oracle(text_checkpoint, asked)
+        async with roles(text_checkpoint) as served:
+            monkeypatch.setattr(PageTransfer, "claim", lambda *arguments: None)
+            running = asyncio.create_task(parts.all_tokens(served.client, asked))
+            await is_computed(served)
+            await asyncio.sleep(0.1)
+            assert served.prefills[0].servers[0].num_streams == 1
+            assert await running == expected
+            assert (served.sent, served.received) == ([0], 0)
+            await served.prefills[0].servers[0].wait_idle(0.01)
+            await served.check_released()
+
+    run(scenario)
+
+
+def test_a_prompt_without_room_is_not_kept_for_ever(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader is there, and never names the room."""
+    monkeypatch.setattr(engine_server, "PAGES_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        async with roles(text_checkpoint) as served:
+            async with served.client._prefills[0].prefill(requests(count=1)[0]) as prompt:
+                await is_computed(served)
+                await served.prefills[0].servers[0].wait_idle(0.01)
+                with pytest.raises(SlowReaderError, match="had no room"):
+                    await anext(prompt.pages(0))
+            await served.check_released()
+
+    run(scenario)
+
+
 def test_a_lone_sequence_outlives_pages_that_are_held_for_a_transfer(
     text_checkpoint: Path,
 ) -> None:
@@ -560,7 +688,7 @@ def test_closing_the_iterator_early_releases_the_pages(text_checkpoint: Path) ->
     async def scenario() -> None:
         async with roles(text_checkpoint) as served:
             remote, asked = served.client._prefills[0], requests(length=300, count=1)[0]
-            async with aclosing(remote.prefill(asked, 0)) as answers:
+            async with remote.prefill(asked) as prompt, aclosing(prompt.pages(0)) as answers:
                 async for pages in answers:
                     assert pages.num_pages
                     break
@@ -601,13 +729,22 @@ def invalid_messages(name: str) -> list[bytes]:
     asked = requests(count=1)[0]
     unknown = Request("u", (10**6, 10**7), SamplingParams())
     works = [
-        Prefill("unknown", 0, asked, 0),
-        Prefill(name, 0, unknown, 0),
-        Prefill(name, 1, asked, -1),
-        Prefill(name, 2, asked, 10**9, "/etc/passwd"),
-        Prefill(name, 3, asked, 0, f"{inbox.FOLDER}/../../etc/passwd"),
-        Prefill(name, 4, asked, 0, "x" * 100_000),
-        Prefill(name, 5, asked, 0, "", PoolHandle(10**9, "/etc/passwd"), (1, 2)),
+        Prefill("unknown", 0, asked),
+        Room("unknown", 0, 0),
+        Room(name, 0, 0),
+        Prefill(name, 0, unknown),
+        Prefill(name, 1, asked),
+        Room(name, 1, -1),
+        Room(name, 1, 10**9, (1, -2)),
+        Room(name, 1, 0),
+        Prefill(name, 2, asked, "/etc/passwd"),
+        Room(name, 2, 0),
+        Prefill(name, 3, asked, f"{inbox.FOLDER}/../../etc/passwd"),
+        Room(name, 3, 0),
+        Prefill(name, 4, asked, "x" * 100_000),
+        Room(name, 4, 0),
+        Prefill(name, 5, asked, "", PoolHandle(10**9, "/etc/passwd")),
+        Room(name, 5, 0, (1, 2)),
         Cancel(name, 10**9),
     ]
     return [b"", b"\x00" * 40, b"\xc1" * 1000, *map(encode, works)]
@@ -743,12 +880,13 @@ def test_a_reader_that_reads_no_pages_does_not_keep_them(
     async def scenario() -> None:
         async with roles(text_checkpoint) as served:
             (asked,) = requests(length=300, count=1)
-            answers = served.client._prefills[0].prefill(asked, 0)
-            assert (await anext(answers)).num_pages == 1
-            await served.prefills[0].servers[0].wait_idle(0.01)  # although the reader is there
-            with pytest.raises(SlowReaderError):
-                async for _ in answers:
-                    pass
+            async with served.client._prefills[0].prefill(asked) as prompt:
+                answers = prompt.pages(0)
+                assert (await anext(answers)).num_pages == 1
+                await served.prefills[0].servers[0].wait_idle(0.01)  # although the reader is there
+                with pytest.raises(SlowReaderError):
+                    async for _ in answers:
+                        pass
             await served.check_released()
 
     run(scenario)
