@@ -22,6 +22,7 @@ MARGIN_S = 0.015  # for two turns of the engine, at least, and
 WAY_S = 0.005  # the way to the client
 FADING = 0.95  # of the longest call, at each later call
 REST = 13.0
+BURST_S = 0.1
 PROMPT_REST = 1.0  # of a step, before prompts get one that nothing else needs
 MAX_HOLD_S = 0.1
 SMOOTHING = 0.1  # share of the newest step in the mean
@@ -35,8 +36,9 @@ class DecodePacer:
 
         at once     a full batch, or a stream that would underrun within `near_s`
         when idle   windows of all streams
-        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
-                    only `first_rest` times d while a stream waits for its first audio
+        after rest  other windows. After a call that took d the decoder rests `REST` times d.
+                    While a stream waits for its first audio it rests `first_rest` times d in the
+                    mean only: rest of the last `BURST_S` counts, too
 
     A single stream therefore never waits.
     """
@@ -48,7 +50,7 @@ class DecodePacer:
     """Whether the model's steps may wait for a call."""
 
     def __init__(self) -> None:
-        self._finished_s = -math.inf
+        self._finished_s = self._free_s = -math.inf
         self._took_s = self._longest_s = 0.0
         self._turn_s: float | None = None  # time of the last turn, if a step ended in it
         self._stepped_s = -math.inf  # end of the last step
@@ -64,6 +66,8 @@ class DecodePacer:
     def note(self, started_s: float, took_s: float) -> None:
         """Record a call that has ended."""
         self._finished_s, self._took_s = started_s + took_s, took_s
+        free_s = max(self._free_s, started_s - BURST_S) + (1 + self.first_rest) * took_s
+        self._free_s = min(free_s, self._finished_s + self.first_rest * took_s)
         self._longest_s = max(took_s, FADING * self._longest_s)
 
     def note_turn(self, now_s: float, num_tokens: int) -> None:
@@ -113,8 +117,9 @@ class DecodePacer:
             return True
         if num_in_flight:
             return False
-        rest = self.first_rest if awaits_first_audio else REST
-        return has_all_streams or now_s >= self._finished_s + rest * self._took_s
+        if awaits_first_audio and now_s >= self._free_s:
+            return True
+        return has_all_streams or now_s >= self._finished_s + REST * self._took_s
 
 
 class DeadlinePacer(DecodePacer):

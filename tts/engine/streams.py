@@ -99,6 +99,11 @@ class StreamTask(ABC):
         return False
 
     @property
+    def nears_first_audio(self) -> bool:
+        """Whether its next token completes the block that a listener waits for first."""
+        return False
+
+    @property
     @abstractmethod
     def is_ahead(self) -> bool:
         """Whether so much is generated and unread that the sequence should be paused."""
@@ -228,6 +233,17 @@ class SpeechStream(StreamTask):
     def is_new(self) -> bool:
         """See StreamTask."""
         return self._tokens.output_tokens == 0
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a listener waits for its first audio."""
+        return self.plays_until_s == NOT_STARTED
+
+    @property
+    def nears_first_audio(self) -> bool:
+        """See StreamTask."""
+        num_missing = self._num_missing - len(self._new_ids)
+        return self.is_unheard and not self._num_waiting and num_missing <= 1
 
     def lateness_s(self, token_s: float) -> float:
         """Return how late its audio is at worst, if it is played from its first block's completion

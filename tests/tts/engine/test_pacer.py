@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
 from tts.engine.pacer import (
+    BURST_S,
     FADING,
     MARGIN_S,
     MAX_NEAR_S,
@@ -37,17 +39,42 @@ def near(underrun_s: float) -> Waiting:
 
 
 @PACERS
-@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (FIRST, None), (ALL, 0.0)])
+@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (ALL, 0.0)])
 def test_a_decoder_rests_after_a_call(
-    kind: type[DecodePacer], waiting: Waiting, rest: float | None
+    kind: type[DecodePacer], waiting: Waiting, rest: float
 ) -> None:
-    pacer, rest_s = kind(), TOOK_S * (kind.first_rest if rest is None else rest)
+    pacer, rest_s = kind(), TOOK_S * rest
     assert pacer.is_due(0.0, **waiting, num_in_flight=0)  # no call was made before
     pacer.note(10.0, TOOK_S)
     ended_s = 10.0 + TOOK_S
     assert pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=0)
     assert not pacer.is_due(ended_s + rest_s - 1e-6, **waiting, num_in_flight=int(rest_s == 0))
     assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=1)
+
+
+@PACERS
+def test_calls_for_first_blocks_take_their_share_of_the_time_in_the_mean(
+    kind: type[DecodePacer],
+) -> None:
+    """At first without rest; then with the whole rest, until the decoder has rested more."""
+    pacer, now_s, gaps_s, ended_s = kind(), 10.0, list[float](), 10.0
+    while now_s < 12.0:
+        if not pacer.is_due(now_s, **FIRST, num_in_flight=0):
+            now_s += 1e-5
+            continue
+        gaps_s.append(now_s - ended_s)
+        pacer.note(now_s, TOOK_S)
+        now_s = ended_s = now_s + TOOK_S
+    rest_s = kind.first_rest * TOOK_S
+    num_quick = math.floor(BURST_S / rest_s) + 1
+    assert max(gaps_s[:num_quick]) == 0.0
+    assert gaps_s[num_quick + 1 :] == pytest.approx(
+        [rest_s] * (len(gaps_s) - num_quick - 1), abs=1e-4
+    )
+    assert pacer.is_due(now_s + rest_s + 1e-4, **FIRST, num_in_flight=0)
+    assert not pacer.is_due(now_s + rest_s + 1e-4, **FIRST, num_in_flight=1)
+    pacer.note(20.0, TOOK_S)
+    assert pacer.is_due(20.0 + TOOK_S, **FIRST, num_in_flight=0)
 
 
 @PACERS
