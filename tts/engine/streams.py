@@ -162,6 +162,8 @@ class SpeechStream(StreamTask):
         self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
         self._codes_per_token = setup.code_map.codes_per_token
+        self.token_rate = spec.codes_per_second / self._codes_per_token
+        """Tokens per second of audio."""
         self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
             spec,

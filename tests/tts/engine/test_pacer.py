@@ -65,7 +65,7 @@ def test_calls_for_first_blocks_take_their_share_of_the_time_in_the_mean(
         gaps_s.append(now_s - ended_s)
         pacer.note(now_s, TOOK_S)
         now_s = ended_s = now_s + TOOK_S
-    rest_s = kind.first_rest * TOOK_S
+    rest_s = pacer.first_rest * TOOK_S
     num_quick = math.floor(BURST_S / rest_s) + 1
     assert max(gaps_s[:num_quick]) == 0.0
     assert gaps_s[num_quick + 1 :] == pytest.approx(
