@@ -13,10 +13,12 @@ from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
 from tts.engine.pacer import (
     BURST_S,
     FADING,
+    FIRST_REST,
     MARGIN_S,
     MAX_NEAR_S,
     NEAR_S,
     REST,
+    SLOW_REST,
     WAY_S,
     DeadlinePacer,
     DecodePacer,
@@ -75,6 +77,28 @@ def test_calls_for_first_blocks_take_their_share_of_the_time_in_the_mean(
     assert not pacer.is_due(now_s + rest_s + 1e-4, **FIRST, num_in_flight=1)
     pacer.note(20.0, TOOK_S)
     assert pacer.is_due(20.0 + TOOK_S, **FIRST, num_in_flight=0)
+
+
+@PACERS
+def test_a_slow_model_has_rest_after_each_call(kind: type[DecodePacer]) -> None:
+    """At twice real time, 20 tokens a second: earlier rest does not count."""
+
+    async def scenario() -> None:
+        pacer, stream = kind(), Bench().speak()
+        pacer.hold_s(stream)
+        assert not pacer.is_slow  # its speed is not known yet
+        for turn in range(200):
+            pacer.note_turn(turn * 0.5 / stream.token_rate, 1)
+        assert pacer.is_slow
+        pacer.note(200.0, TOOK_S)
+        rest_s = TOOK_S * (SLOW_REST if kind is DeadlinePacer else FIRST_REST)
+        assert not pacer.is_due(200.0 + TOOK_S + rest_s - 1e-6, **FIRST)
+        assert pacer.is_due(200.0 + TOOK_S + rest_s + 1e-6, **FIRST)
+        for turn in range(200):
+            pacer.note_turn(100.0 + turn * 0.3 / stream.token_rate, 1)
+        assert not pacer.is_slow
+
+    in_loop(scenario)
 
 
 @PACERS
