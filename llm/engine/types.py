@@ -26,7 +26,7 @@ class Pipeline(Protocol):
     """
 
     while_waiting: Callable[[Callable[[], bool]], object] | None
-    """What `execute` calls before it waits for results of the device, with a function that tells
+    """Called by `execute` before it waits for results of the device, with a function that returns
     whether they have arrived; set by the engine.
     """
 
@@ -98,7 +98,7 @@ class StepHook(Protocol):
         """
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:
-        """Called before the wait for a step's results: what can be done until they arrive."""
+        """Called before the wait for a step's results, to do other work until `is_done`."""
 
     def on_stop(self) -> None:
         """Called once, after the loop has ended and every request has received its last chunk."""

@@ -238,7 +238,7 @@ class DecodeLoop:
 
         A full step costs little more than one of a few rows. So while the decoder has the device,
         the model starts no step that no request needs yet, and later ones have more rows. With few
-        requests a step beside a call gains less than it delays a first block.
+        requests a step in parallel with a call gains less than it delays a first block.
         """
         if self._pacer is None:
             return False

@@ -392,7 +392,7 @@ def test_audio_is_delivered_while_the_model_computes_a_step() -> None:
 
 
 def test_few_streams_make_way_for_a_first_block() -> None:
-    """No step runs beside its call, nor is one started ahead of its last token."""
+    """No step runs in parallel with its call, nor is one started ahead of its last token."""
 
     async def scenario() -> None:
         bench, task = slow_bench(sizes=(2, 2))
