@@ -114,6 +114,7 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._was_silent = False  # a listener gets the first audio in this turn
         self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
@@ -219,6 +220,9 @@ class DecodeLoop:
             return bool(self._ready or self._launched or self._dirty)
         finally:
             self.wakeups.flush()
+            if self._was_silent:
+                self._was_silent = False
+                time.sleep(self.poll_s)  # the readers' thread takes the interpreter lock meanwhile
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:
         """Deliver the audio of calls that end; see `StepHook`.
@@ -232,6 +236,7 @@ class DecodeLoop:
             for batch in rendered:
                 self._deliver(batch)
             self.wakeups.flush()
+            self._was_silent = False
 
     def may_wait(self, num_live: int, has_step: bool) -> bool:
         """Return whether the model may wait for the decoder; see `StepHook`.
@@ -449,6 +454,7 @@ class DecodeLoop:
         self._blocks.observe(len(batch.tasks))
         self._audio_s += sum(map(len, audio)) / self._sample_rate
         now_s = self._clock()
+        self._was_silent |= any(task.is_unheard for task in batch.tasks)
         for task, samples in zip(batch.tasks, audio, strict=True):
             task.deliver(samples, now_s)
         for task in dict.fromkeys(batch.tasks):

@@ -9,7 +9,7 @@ over time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -59,6 +59,10 @@ Perform = Callable[[Any], AsyncGenerator[SpokenEvent | MarkTime, None]]
 
 
 MAX_INSTRUCTIONS = 2000  # characters
+
+
+async def _is_admitted() -> None:
+    pass
 
 
 class Synthesizer:
@@ -130,8 +134,12 @@ class Synthesizer:
         room = settings.max_seq_len - text_tokens - traits.max_codes // per_token
         return replace(limits, max_prompt_tokens=max(room, 0))
 
-    async def stream(self, request: SpeechRequest) -> AsyncGenerator[SpeechEvent, None]:
+    async def stream(
+        self, request: SpeechRequest, admitted: Callable[[], Awaitable[object]] = _is_admitted
+    ) -> AsyncGenerator[SpeechEvent, None]:
         """Yield Started, then audio as it is generated, then Done. Closing the iterator cancels it.
+
+        `admitted` returns when the model may be used; what it raises is raised before Started.
 
         Raises InvalidRequestError, PreconditionError or NotAvailableError before Started, and
         SynthesisError when the engine fails later.
@@ -139,6 +147,8 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = request.voice or self.voices.default
+        if voice.clip is not None or request.markup is not None:
+            await admitted()  # voices are made with the model
         if voice.clip is not None:
             voice = await self.cloner.ready(voice)
         speech = self._run(request, voice)
@@ -152,6 +162,7 @@ class Synthesizer:
             steps = iter(await text.write())
             speech.warn(*text.warnings)
         first = [*islice(steps, 1)]  # raises for text that cannot be spoken
+        await admitted()
         async with _begun(_spoken(speech, perform, chain(first, steps))) as events:
             yield speech.started
             async for event in events:
@@ -335,6 +346,7 @@ async def _begun(
 
     first = asyncio.create_task(begin())
     try:
+        await asyncio.sleep(0)  # it begins before the body, which may write to a client
         async with aclosing(read()) as found:
             yield found
     finally:
