@@ -69,6 +69,7 @@ class ServerContext:
         async with AsyncExitStack() as slot:
             entering = asyncio.create_task(slot.enter_async_context(self.enter(call)))
             try:
+                await asyncio.sleep(0)  # it is requested before the body begins
                 yield lambda: asyncio.shield(entering)
             finally:
                 entering.cancel()
