@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,12 @@ class DecodeInterferenceHook:
             self._rendered = self._renderer.launch(self._batch)
         return False
 
-    def may_wait(self, num_live: int) -> bool:
+    def may_wait(self, num_live: int, has_step: bool) -> bool:
         """Never: steps and calls run side by side."""
         return False
+
+    def while_waiting(self, is_done: Callable[[], bool]) -> None:
+        """Do nothing: calls are launched after steps."""
 
     def on_stop(self) -> None:
         """Do nothing when the engine stops."""

@@ -190,8 +190,11 @@ class Turns:
             raise RuntimeError("the engine takes no steps")
         return self.turns
 
-    def may_wait(self, num_live: int) -> bool:
-        return self._worker.may_wait(num_live)
+    def may_wait(self, num_live: int, has_step: bool) -> bool:
+        return self._worker.may_wait(num_live, has_step)
+
+    def while_waiting(self, is_done: Callable[[], bool]) -> None:
+        self._worker.while_waiting(is_done)
 
     def after_step(self) -> bool:
         self._refill()

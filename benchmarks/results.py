@@ -37,7 +37,7 @@ OVERLAP = f"--enable-overlap-scheduler {QUICK}"
 STEPS = "--step-s 6 --warm-up-s 6.4 --repeat 1 --clients 8"
 SERVED = f"{STEPS} -- {OVERLAP} --front-ends 4"
 QWEN = (
-    "--shape qwen --part alone streams --alone 15 --start 256 --most 512 --closeness 0.2 "
+    "--shape qwen --part alone rate streams --alone 15 --start 256 --most 512 --closeness 0.2 "
     f"{SERVED} --chunk-size 16,16,32,64"
 )
 STATEFUL = """--audio-decoder-config '{"stateful": true}'"""

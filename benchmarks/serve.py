@@ -6,6 +6,7 @@ benchmarks.listeners), over gRPC on loopback. `--shape` selects a model (speech_
     gaps      idle time of the device between two steps, prompts or not, in a trace of some of
               them (--profile) while the first step's clients play; the trace slows them down
     alone     one client after the other: the first sound of an idle server
+    rate      so many calls per second (--rate), whatever plays: their first sounds
     streams   the maximum that play at once, on average, with 99 of 100 first sounds within 200 ms,
               without stalls and errors: the number is doubled, then bisected
     cancel    half of the first step's clients cancel at their first audio: time until their
@@ -41,7 +42,8 @@ from tests.speech_server import serving
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
 LIMIT_MS = 200.0  # of the 99th percentile of first sounds
-PARTS = ("gaps", "alone", "streams", "cancel")
+PARTS = ("gaps", "alone", "rate", "streams", "cancel")
+DEFAULT = ("alone", "streams", "cancel")
 LEAVING = 0.5  # share of clients that leave at their first audio, where cancelling is measured
 CANCEL_BAR_MS = 5.0  # in addition to one batch of the model
 MANY = 4096  # maximum number of calls of the server: the engine is the limit
@@ -63,6 +65,7 @@ class Setup:
     # relative distance of the numbers that hold and do not hold, where the search ends
     closeness: float = 0.1
     alone: int = 20  # number of clients, one after the other
+    rate: float = 20.0  # calls per second
     seeds: int = 1  # number of seeds that the result is tried with
 
     @property
@@ -215,14 +218,30 @@ def alone(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
     firsts = tuple(1000 * one.audible_s for one in results)
     tails = ", ".join(f"p{p} {percentile(firsts, p):.1f} ms" for p in (95, 99))
     errors = sum(bool(one.error) for one in results)
+    received = percentile([1000 * one.first_s for one in results], 50)
     yield Figure(
         f"{speaker.name}: first sound, alone",
         firsts,
         "ms",
         speaker.first_audio_bar_ms if torch.cuda.is_available() else None,
-        note=f"{tails}; {mean([one.prompt_tokens for one in results]):.0f} tokens of prompt, "
+        note=f"{tails}, first message p50 {received:.1f} ms; "
+        f"{mean([one.prompt_tokens for one in results]):.0f} tokens of prompt, "
         f"{errors} errors, {sum(one.stalls for one in results)} stalls",
     )
+
+
+def rate(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
+    """Measure the first sounds of so many calls per second."""
+    step = stage.step(round(stage.setup.rate * stage.setup.mean_s))
+    bars = {95: speaker.rate_bar_ms if torch.cuda.is_available() else None}
+    for percent in (50, 95, 99):
+        yield Figure(
+            f"{speaker.name}, {stage.setup.rate:g} calls/s: first sound, p{percent}",
+            (step.first_ms(percent),),
+            "ms",
+            bars.get(percent),
+            note=f"of {len(step.results)} calls, {step.errors} errors, {step.stalls} stalled",
+        )
 
 
 def streams(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
@@ -348,7 +367,7 @@ def parser() -> argparse.ArgumentParser:
     own = Setup()
     options = arguments("A server under random arrivals.", repeat=own.seeds, has_model=False)
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
-    options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS[1:]))
+    options.add_argument("--part", nargs="+", choices=PARTS, default=list(DEFAULT))
     options.add_argument("--profile", type=Path, help="folder of the trace, which gaps needs")
     options.add_argument(
         "--replicas", type=int, default=1, help="engines, each on a GPU of its own"
@@ -361,6 +380,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--most", type=int, default=own.most, help="streams of the last one")
     options.add_argument("--closeness", type=float, default=own.closeness)
     options.add_argument("--alone", type=int, default=own.alone, help="listeners in turn")
+    options.add_argument("--rate", type=float, default=own.rate, help="calls per second")
     return options
 
 
@@ -380,6 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         most=args.most,
         closeness=args.closeness,
         alone=args.alone,
+        rate=args.rate,
         seeds=args.repeat,
     )
     speaker = SPEAKERS[args.shape].of_replicas(args.replicas)
@@ -388,7 +409,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if torch.cuda.is_available():
         devices = ",".join(f"cuda:{number}" for number in range(args.replicas))
         flags = ["--model.device-specs", devices, *flags]
-    parts = {"gaps": gaps, "alone": alone, "streams": streams, "cancel": cancel}
+    parts = {"gaps": gaps, "alone": alone, "rate": rate, "streams": streams, "cancel": cancel}
     wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps
     with staged(speaker, setup, args.clients, flags, args.profile) as stage:
         measured = (figure for part in wanted for figure in parts[part](stage, speaker))

@@ -201,6 +201,17 @@ def test_one_after_the_other(stage: serve.Stage) -> None:
     assert "0 errors" in figure.note
 
 
+def test_calls_at_a_rate(stage: serve.Stage) -> None:
+    at_rate = replace(stage, setup=replace(SETUP, rate=6.0))
+    figures = list(serve.rate(at_rate, Speaker("toy")))
+    assert [figure.name for figure in figures] == [
+        f"toy, 6 calls/s: first sound, p{percent}" for percent in (50, 95, 99)
+    ]
+    first, *later = [figure.value for figure in figures]
+    assert 0 < first <= min(later)
+    assert all("calls, 0 errors" in figure.note for figure in figures)
+
+
 def test_clients_receive_the_requested_length(stage: serve.Stage) -> None:
     done = stage.step(streams=1)
     assert done.errors == 0

@@ -325,10 +325,12 @@ class Engine:
         error = ""
         try:
             self._pipeline.use_device()
+            self._pipeline.while_waiting = self._work_while_waiting
             while self._run_commands():
                 hook, waits = self._hook, False
                 if hook is not None:
-                    waits = self._guard(hook.may_wait, self._scheduler.num_live) is True
+                    num_live, has_step = self._scheduler.num_live, self._steps.is_running
+                    waits = self._guard(hook.may_wait, num_live, has_step) is True
                 did_step = self._steps.step(waits=waits)
                 hook_works = hook is not None and self._guard(hook.after_step) is True
                 if did_step or (waits and not hook_works):
@@ -340,6 +342,10 @@ class Engine:
             logger.exception("the engine failed and has stopped: %r", self._scheduler)
             error = f"the engine failed: {failure!r}"
         self._stop(error)
+
+    def _work_while_waiting(self, is_done: Callable[[], bool]) -> None:
+        if self._hook is not None:
+            self._guard(self._hook.while_waiting, is_done)
 
     def _run_commands(self) -> bool:
         """Run the commands of other threads; return False when one of them requested shutdown."""
@@ -445,6 +451,11 @@ class EngineSteps:
         self._runs_empty = runs_empty
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
         self.counters = StepCounters()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the results of a step have not arrived yet."""
+        return bool(self._in_flight)
 
     def step(self, *, waits: bool = False) -> bool:
         """Run one step, which may commit the previous batch. Returns False when there was no work.

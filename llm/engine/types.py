@@ -25,6 +25,11 @@ class Pipeline(Protocol):
     batch.
     """
 
+    while_waiting: Callable[[Callable[[], bool]], object] | None
+    """Called by `execute` before it waits for results of the device, with a function that returns
+    whether they have arrived; set by the engine.
+    """
+
     @property
     def kv_manager(self) -> KVCacheManager: ...
     @property
@@ -84,12 +89,16 @@ class StepHook(Protocol):
         Returns True when more work may be pending: the loop continues after `poll_s`.
         """
 
-    def may_wait(self, num_live: int) -> bool:
+    def may_wait(self, num_live: int, has_step: bool) -> bool:
         """Called before each step: whether none of the running requests needs its next token now,
         and the hook's own work has the device meanwhile. Then there is no step in this turn.
 
-        There are `num_live` requests that have not ended.
+        There are `num_live` requests that have not ended. `has_step`: a step's results have not
+        arrived yet, so that this turn waits for them.
         """
+
+    def while_waiting(self, is_done: Callable[[], bool]) -> None:
+        """Called before the wait for a step's results, to do other work until `is_done`."""
 
     def on_stop(self) -> None:
         """Called once, after the loop has ended and every request has received its last chunk."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,6 +44,9 @@ from llm.structured.grammar import TokenSpelling
 
 class TextGenerationPipelineInterface(ABC):
     """Base class of the pipelines, for text and speech tokens alike; see the module."""
+
+    while_waiting: Callable[[Callable[[], bool]], object] | None = None
+    """See the engine's `Pipeline`."""
 
     def __init__(
         self,

@@ -153,6 +153,8 @@ class OverlapTextGenerationPipeline(TextGenerationPipeline):
         with self.runner.session.profiler.step(batch.mode):
             current = self._launch(batch, before)
         self._pending = None
+        if before is not None and self.while_waiting is not None:
+            self.while_waiting(lambda: before.copy.is_ready)
         output = StepOutput({}) if before is None else before.output()
         if self.overlap_active:
             self._pending = current

@@ -115,8 +115,8 @@ def test_streams_of_a_crowd_sound_like_each_alone(
     loop = service.client._decode_loop
     may_wait = loop.may_wait
 
-    def watched(num_live: int) -> bool:
-        waits.append(may_wait(num_live))
+    def watched(num_live: int, has_step: bool) -> bool:
+        waits.append(may_wait(num_live, has_step))
         return waits[-1]
 
     monkeypatch.setattr(loop, "may_wait", watched)

@@ -8,12 +8,14 @@
                               wake      the readers of all delivered audio, together
 
 A GPU renders in parallel with the language model's steps, and this loop does not wait for it:
-`DecodePacer` determines when a batch is due, so that many windows share a call, and among many
-streams the model's next step may wait for a call (`may_wait`). A CPU renders a batch while
-launching it. One batch per turn delays the next token of other streams by at most one decoder call.
-Windows are ordered by deadline: first the streams without audio, by arrival, then the others by the
-estimated time at which the client runs out of audio. The cost of a turn depends on the changed
-streams and on those with pending windows, not on the number of streams.
+`DecodePacer` determines when a batch is due, so that many windows share a call. The model's next
+step may wait for a call (`may_wait`): among few streams for one with a first block, which then has
+the device for itself, among many where the pacer allows it. While the host waits for a step, the
+audio of calls that end is delivered. A CPU renders a batch while launching it. One batch per turn
+delays the next token of other streams by at most one decoder call. Windows are ordered by deadline:
+first the streams without audio, by arrival, then the others by the estimated time at which the
+client runs out of audio. The cost of a turn depends on the changed streams and on those with
+pending windows, not on the number of streams.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ logger = logging.getLogger(__name__)
 DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
-POLL_S = 0.0002  # polling interval of a busy device when there is no other work
-FEW = 8  # requests; fewer never wait
+POLL_S = 0.0001  # polling interval of a busy device when there is no other work
+FEW = 8  # requests; fewer wait for first blocks only
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
 """On a CPU: a stream with this much buffered audio waits for one without its first audio."""
@@ -112,6 +114,7 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
+        self._was_silent = False  # a listener gets the first audio in this turn
         self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
@@ -217,20 +220,53 @@ class DecodeLoop:
             return bool(self._ready or self._launched or self._dirty)
         finally:
             self.wakeups.flush()
+            if self._was_silent:
+                self._was_silent = False
+                time.sleep(self.poll_s)  # the readers' thread takes the interpreter lock meanwhile
 
-    def may_wait(self, num_live: int) -> bool:
+    def while_waiting(self, is_done: Callable[[], bool]) -> None:
+        """Deliver the audio of calls that end; see `StepHook`.
+
+        The next call is launched after the step, whose tokens complete windows for it.
+        """
+        while self._launched and not is_done():
+            rendered = self._rendered()
+            if not rendered:
+                time.sleep(POLL_S)
+            for batch in rendered:
+                self._deliver(batch)
+            self.wakeups.flush()
+            self._was_silent = False
+
+    def may_wait(self, num_live: int, has_step: bool) -> bool:
         """Return whether the model may wait for the decoder; see `StepHook`.
 
         A full step costs little more than one of a few rows. So while the decoder has the device,
-        the model starts no step that no request needs yet, and later ones have more rows.
+        the model starts no step that no request needs yet, and later ones have more rows. With few
+        requests a step in parallel with a call gains less than it delays a first block.
         """
-        waits = self._pacer is not None and self._pacer.lets_model_wait
-        if not (waits and self._launched and num_live >= FEW):
+        if self._pacer is None:
+            return False
+        if num_live < FEW:
+            return self._makes_way(num_live, has_step)
+        if not (self._pacer.lets_model_wait and self._launched):
             return False
         now_s = self._clock()
         if num_live != self._num_waiting or now_s >= self._waits_until_s:
             self._num_waiting, self._waits_until_s = num_live, self._first_due_s(now_s, num_live)
         return now_s < self._waits_until_s
+
+    def _makes_way(self, num_live: int, has_step: bool) -> bool:
+        """Return whether a first block is being rendered, or completed by a step that runs, and
+        all requests are streams of speech.
+        """
+        is_first = any(task.is_unheard for batch in self._launched for task in batch.tasks)
+        if not (is_first or has_step):
+            return False
+        tasks = [task for task in self._snapshot() if task.is_generating]
+        if len(tasks) != num_live or not all(isinstance(task, SpeechStream) for task in tasks):
+            return False
+        return is_first or any(task.nears_first_audio for task in tasks)
 
     def _first_due_s(self, now_s: float, num_live: int) -> float:
         """Return the time at which the first of so many requests is due, exactly if that is
@@ -418,6 +454,7 @@ class DecodeLoop:
         self._blocks.observe(len(batch.tasks))
         self._audio_s += sum(map(len, audio)) / self._sample_rate
         now_s = self._clock()
+        self._was_silent |= any(task.is_unheard for task in batch.tasks)
         for task, samples in zip(batch.tasks, audio, strict=True):
             task.deliver(samples, now_s)
         for task in dict.fromkeys(batch.tasks):

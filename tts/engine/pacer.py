@@ -21,7 +21,9 @@ MAX_NEAR_S = 0.08
 MARGIN_S = 0.015  # for two turns of the engine, at least, and
 WAY_S = 0.005  # the way to the client
 FADING = 0.95  # of the longest call, at each later call
-REST = 13.0
+REST, FIRST_REST, SLOW_REST = 13.0, 1.0, 3.0  # after a call, relative to its duration
+BURST_S = 0.1
+PACE = 3.0  # times real time
 PROMPT_REST = 1.0  # of a step, before prompts get one that nothing else needs
 MAX_HOLD_S = 0.1
 SMOOTHING = 0.1  # share of the newest step in the mean
@@ -35,25 +37,36 @@ class DecodePacer:
 
         at once     a full batch, or a stream that would underrun within `near_s`
         when idle   windows of all streams
-        after rest  other windows. After a call that took d the decoder rests `REST` times d, or
-                    only `first_rest` times d while a stream waits for its first audio
+        after rest  other windows. After a call that took d the decoder rests `REST` times d.
+                    While a stream waits for its first audio it rests `first_rest` times d, and
+                    where the model is fast in the mean only: rest of the last `BURST_S` counts
 
     A single stream therefore never waits.
     """
 
-    first_rest = 1.0
     ahead_s = math.inf
     """Windows that are played later than that do not make a batch full."""
     lets_model_wait = False
     """Whether the model's steps may wait for a call."""
 
     def __init__(self) -> None:
-        self._finished_s = -math.inf
+        self._finished_s = self._free_s = -math.inf
         self._took_s = self._longest_s = 0.0
         self._turn_s: float | None = None  # time of the last turn, if a step ended in it
         self._stepped_s = -math.inf  # end of the last step
         # duration of a step, and per token of a stream, both smoothed; 0: unknown
         self._step_s = self._token_s = 0.0
+        self._token_rate = 0.0  # of the newest stream, in real time
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the model generates at less than `PACE` times real time."""
+        return self._token_s * self._token_rate * PACE > 1.0
+
+    @property
+    def first_rest(self) -> float:
+        """Rest after a call, relative to its duration, while a stream waits for its first audio."""
+        return FIRST_REST
 
     def __repr__(self) -> str:
         return (
@@ -64,6 +77,9 @@ class DecodePacer:
     def note(self, started_s: float, took_s: float) -> None:
         """Record a call that has ended."""
         self._finished_s, self._took_s = started_s + took_s, took_s
+        burst_s = 0.0 if self.is_slow else BURST_S
+        free_s = max(self._free_s, started_s - burst_s) + (1 + self.first_rest) * took_s
+        self._free_s = min(free_s, self._finished_s + self.first_rest * took_s)
         self._longest_s = max(took_s, FADING * self._longest_s)
 
     def note_turn(self, now_s: float, num_tokens: int) -> None:
@@ -87,6 +103,7 @@ class DecodePacer:
 
     def hold_s(self, stream: SpeechStream) -> float:
         """Return how long to hold a stream's first block."""
+        self._token_rate = stream.token_rate
         return 0.0
 
     def near_s(self, num_in_flight: int) -> float:
@@ -113,26 +130,32 @@ class DecodePacer:
             return True
         if num_in_flight:
             return False
-        rest = self.first_rest if awaits_first_audio else REST
-        return has_all_streams or now_s >= self._finished_s + rest * self._took_s
+        if awaits_first_audio and now_s >= self._free_s:
+            return True
+        return has_all_streams or now_s >= self._finished_s + REST * self._took_s
 
 
 class DeadlinePacer(DecodePacer):
     """Gathers more, for more streams: what may wait follows from the deadlines of the listeners.
 
     A stream is near an underrun only if a later call would end too late, calls for first audio take
-    at most a quarter of the time, a first block is held where later ones would be late, and the
-    model's steps may wait for a call.
+    at most a quarter of the time where the model is slow, a first block is held where later ones
+    would be late, and the model's steps may wait for a call.
     """
 
-    first_rest = 3.0
     ahead_s = 1.0
     lets_model_wait = True
+
+    @property
+    def first_rest(self) -> float:
+        """See DecodePacer."""
+        return SLOW_REST if self.is_slow else FIRST_REST
 
     def hold_s(self, stream: SpeechStream) -> float:
         """Return how long to hold a stream's first block, so that no later one is late at the
         present speed of the model: 0 where that is fast enough.
         """
+        super().hold_s(stream)
         late_s = stream.lateness_s(self._token_s) + self.near_s(1)
         return min(max(late_s, 0.0), MAX_HOLD_S)
 

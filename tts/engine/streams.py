@@ -99,6 +99,11 @@ class StreamTask(ABC):
         return False
 
     @property
+    def nears_first_audio(self) -> bool:
+        """Whether its next token completes the block that a listener waits for first."""
+        return False
+
+    @property
     @abstractmethod
     def is_ahead(self) -> bool:
         """Whether so much is generated and unread that the sequence should be paused."""
@@ -157,6 +162,8 @@ class SpeechStream(StreamTask):
         self._sample_rate, self._code_rate = spec.sample_rate, spec.codes_per_second
         self._codes_of = setup.code_map.reader()
         self._codes_per_token = setup.code_map.codes_per_token
+        self.token_rate = spec.codes_per_second / self._codes_per_token
+        """Tokens per second of audio."""
         self._max_codes_ahead = setup.max_codes_ahead
         self._stream = DecoderStream(
             spec,
@@ -228,6 +235,17 @@ class SpeechStream(StreamTask):
     def is_new(self) -> bool:
         """See StreamTask."""
         return self._tokens.output_tokens == 0
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a listener waits for its first audio."""
+        return self.plays_until_s == NOT_STARTED
+
+    @property
+    def nears_first_audio(self) -> bool:
+        """See StreamTask."""
+        num_missing = self._num_missing - len(self._new_ids)
+        return self.is_unheard and not self._num_waiting and num_missing <= 1
 
     def lateness_s(self, token_s: float) -> float:
         """Return how late its audio is at worst, if it is played from its first block's completion

@@ -71,8 +71,12 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             call.adopt_id(request.config.request_id)
             checked = self._host.speech.check(request, call.request_id)
             call.note_text(checked.text)
-            events = self._host.speech.synthesizer.stream(checked)
-            async with self._host.enter(call), aclosing(events):
+            stream = self._host.speech.synthesizer.stream
+            # The text is read while another process admits the call.
+            async with (
+                self._host.entering(call) as admitted,
+                aclosing(stream(checked, admitted)) as events,
+            ):
                 async for event in events:
                     note_event(call, self._host.metrics, event)
                     await call.write(pb.SynthesizeStreamResponse(**to_fields(event)))

@@ -8,8 +8,9 @@ over time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
@@ -58,6 +59,10 @@ Perform = Callable[[Any], AsyncGenerator[SpokenEvent | MarkTime, None]]
 
 
 MAX_INSTRUCTIONS = 2000  # characters
+
+
+async def _is_admitted() -> None:
+    pass
 
 
 class Synthesizer:
@@ -129,8 +134,12 @@ class Synthesizer:
         room = settings.max_seq_len - text_tokens - traits.max_codes // per_token
         return replace(limits, max_prompt_tokens=max(room, 0))
 
-    async def stream(self, request: SpeechRequest) -> AsyncGenerator[SpeechEvent, None]:
+    async def stream(
+        self, request: SpeechRequest, admitted: Callable[[], Awaitable[object]] = _is_admitted
+    ) -> AsyncGenerator[SpeechEvent, None]:
         """Yield Started, then audio as it is generated, then Done. Closing the iterator cancels it.
+
+        `admitted` returns when the model may be used; what it raises is raised before Started.
 
         Raises InvalidRequestError, PreconditionError or NotAvailableError before Started, and
         SynthesisError when the engine fails later.
@@ -138,6 +147,8 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = request.voice or self.voices.default
+        if voice.clip is not None or request.markup is not None:
+            await admitted()  # voices are made with the model
         if voice.clip is not None:
             voice = await self.cloner.ready(voice)
         speech = self._run(request, voice)
@@ -151,17 +162,11 @@ class Synthesizer:
             steps = iter(await text.write())
             speech.warn(*text.warnings)
         first = [*islice(steps, 1)]  # raises for text that cannot be spoken
-        yield speech.started
-        for step in chain(first, steps):
-            if speech.is_exhausted:
-                break
-            async with aclosing(perform(step)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        async for chunk in speech.finish():
-            yield chunk
-        for mark in speech.last_marks():
-            yield mark
+        await admitted()
+        async with _begun(_spoken(speech, perform, chain(first, steps))) as events:
+            yield speech.started
+            async for event in events:
+                yield event
         if not speech.num_segments:
             speech.warn("the text holds nothing that can be spoken")
         speech.warn_of_lost(text.num_lost)
@@ -303,6 +308,51 @@ class Synthesizer:
         if self._loaded_aligner is None:
             self._loaded_aligner = Aligner.load(self.settings.aligner)
         return self._loaded_aligner
+
+
+async def _spoken(
+    speech: SynthesisRun, perform: Perform, steps: Iterable[Step]
+) -> AsyncGenerator[SpokenEvent | MarkTime, None]:
+    """Yield the events of all steps, and those at the end."""
+    for step in steps:
+        if speech.is_exhausted:
+            break
+        async with aclosing(perform(step)) as events:
+            async for event in events:
+                yield event
+    async for chunk in speech.finish():
+        yield chunk
+    for mark in speech.last_marks():
+        yield mark
+
+
+@asynccontextmanager
+async def _begun(
+    events: AsyncGenerator[SpokenEvent | MarkTime, None],
+) -> AsyncIterator[AsyncGenerator[SpokenEvent | MarkTime, None]]:
+    """Run a generator up to its first event at once, while its reader does something else.
+
+    Until it is read, what it raises is kept.
+    """
+
+    async def begin() -> SpokenEvent | MarkTime | None:
+        return await anext(events, None)
+
+    async def read() -> AsyncGenerator[SpokenEvent | MarkTime, None]:
+        event = await first
+        while event is not None:
+            yield event
+            event = await anext(events, None)
+
+    first = asyncio.create_task(begin())
+    try:
+        await asyncio.sleep(0)  # it begins before the body, which may write to a client
+        async with aclosing(read()) as found:
+            yield found
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await events.aclose()
 
 
 def _is_for(lexicon: Lexicon, voice: Voice) -> bool:

@@ -14,7 +14,13 @@ from llm.engine.engine import Engine, TokenStream
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from llm.scheduler import Scheduler, SchedulerLimits
-from tests.llm.scheduler.shadow import EOS, VOCAB_SIZE, ShadowPipeline, expected_output
+from tests.llm.scheduler.shadow import (
+    EOS,
+    VOCAB_SIZE,
+    LateShadowPipeline,
+    ShadowPipeline,
+    expected_output,
+)
 
 
 class SlowPipeline(ShadowPipeline):
@@ -52,9 +58,12 @@ class CountingHook:
         self.work -= 1
         return self.work >= 0
 
-    def may_wait(self, num_live: int) -> bool:
+    def may_wait(self, num_live: int, has_step: bool) -> bool:
         self.live.append(num_live)
         return self.waits.is_set()
+
+    def while_waiting(self, is_done: Callable[[], bool]) -> None:
+        self.threads.add(threading.current_thread().name)
 
     def on_stop(self) -> None:
         self.stops += 1
@@ -316,8 +325,45 @@ def test_a_step_follows_when_the_hook_has_done_what_the_model_waited_for(rig: Ri
 def test_a_hook_that_raises_does_not_make_the_model_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rig.hook, "may_wait", lambda num_live: 1 / 0)
+    monkeypatch.setattr(rig.hook, "may_wait", lambda num_live, has_step: 1 / 0)
     assert list(rig.engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_hook_works_while_the_engine_waits_for_results(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It knows which turns wait for results; a hook that raises costs no token."""
+
+    class LateHook(CountingHook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_waits = 0
+            self.with_step: list[bool] = []
+
+        def may_wait(self, num_live: int, has_step: bool) -> bool:
+            self.with_step.append(has_step)
+            return False
+
+        def while_waiting(self, is_done: Callable[[], bool]) -> None:
+            assert is_done()
+            self.num_waits += 1
+            if self.num_waits == 2:
+                raise ZeroDivisionError
+
+    pipeline, hook = LateShadowPipeline(), LateHook()
+    limits = SchedulerLimits(max_batch_size=8, max_batch_input_tokens=32)
+    scheduler = Scheduler(limits, pipeline.kv_manager, max_seq_len=1000, plan_ahead=True)
+    engine = Engine(pipeline, scheduler, hook)
+    engine.start()
+    try:
+        chunks = list(engine.submit(request("a", max_tokens=5)))
+    finally:
+        engine.shutdown()
+    assert chunks[-1].output_tokens == 5
+    assert hook.num_waits == 5
+    assert sum(hook.with_step) == 5
+    assert not hook.with_step[0]
     assert "ZeroDivisionError" in caplog.text
 
 

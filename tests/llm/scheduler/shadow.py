@@ -10,7 +10,7 @@ import dataclasses
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
@@ -79,6 +79,7 @@ class ShadowPipeline:
         self.max_seq_len = max_seq_len
         self.batches: list[ScheduledBatch] = []
         self.released: list[str] = []
+        self.while_waiting: Callable[[Callable[[], bool]], object] | None = None
         self.fail_next = False
         self.dies = False  # after the step that fails
         self._memory: list[int | None] = [None] * (num_pages * page_size)
@@ -230,6 +231,7 @@ class LateShadowPipeline(ShadowPipeline):
     def __init__(self, num_pages: int = 33, page_size: int = 4, **options: Any) -> None:
         super().__init__(num_pages, page_size, **options)
         self._late: StepOutput | None = None
+        self.has_arrived: Callable[[], bool] = lambda: True
 
     @property
     def overlap_active(self) -> bool:
@@ -246,6 +248,8 @@ class LateShadowPipeline(ShadowPipeline):
             rows = tuple(self._filled(row, known) for row in batch.rows)
             current = super().execute(dataclasses.replace(batch, rows=rows))
         self._late = current
+        if late is not None and self.while_waiting is not None:
+            self.while_waiting(self.has_arrived)
         return late or StepOutput({})
 
     def _filled(self, row: ScheduledRow, known: Mapping[str, tuple[int, ...]]) -> ScheduledRow:

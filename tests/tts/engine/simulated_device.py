@@ -246,6 +246,11 @@ class SimulatedLoop(DecodeLoop):
         )
         self._renderer = renderer
 
+    @property
+    def has_rendered(self) -> bool:
+        """Whether the oldest call has ended."""
+        return bool(self._launched) and self._launched[0].rendered.is_ready
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerControl:
@@ -345,11 +350,13 @@ class Simulation:
                 listener = self._speak(loop, scheduler, due_s, length_s, len(self.listeners))
                 playing[listener.stream.request_id] = listener
                 due_s += random.expovariate(streams / 4.2)
-            batch = IDLE if loop.may_wait(scheduler.num_live) else scheduler.schedule()
+            waits = loop.may_wait(scheduler.num_live, has_step=False)
+            batch = IDLE if waits else scheduler.schedule()
             if batch.rows:
                 device.start_step(shape.step_cost_s(batch))
                 while device.has_step:
                     device.advance(math.inf)
+                    loop.while_waiting(lambda: not (device.has_step and loop.has_rendered))
                 device.wait(TURN_S)
                 output = StepOutput({row.request_id: (1,) for row in batch.rows if row.samples})
                 self.rows.append(len(batch.rows))

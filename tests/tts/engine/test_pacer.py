@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 from llm import FinishReason
 from tests.tts.engine.audio_bench import Bench, in_loop, read, tokens
 from tts.engine.pacer import (
+    BURST_S,
     FADING,
+    FIRST_REST,
     MARGIN_S,
     MAX_NEAR_S,
     NEAR_S,
     REST,
+    SLOW_REST,
     WAY_S,
     DeadlinePacer,
     DecodePacer,
@@ -37,17 +41,64 @@ def near(underrun_s: float) -> Waiting:
 
 
 @PACERS
-@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (FIRST, None), (ALL, 0.0)])
+@pytest.mark.parametrize(("waiting", "rest"), [(CALM, REST), (ALL, 0.0)])
 def test_a_decoder_rests_after_a_call(
-    kind: type[DecodePacer], waiting: Waiting, rest: float | None
+    kind: type[DecodePacer], waiting: Waiting, rest: float
 ) -> None:
-    pacer, rest_s = kind(), TOOK_S * (kind.first_rest if rest is None else rest)
+    pacer, rest_s = kind(), TOOK_S * rest
     assert pacer.is_due(0.0, **waiting, num_in_flight=0)  # no call was made before
     pacer.note(10.0, TOOK_S)
     ended_s = 10.0 + TOOK_S
     assert pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=0)
     assert not pacer.is_due(ended_s + rest_s - 1e-6, **waiting, num_in_flight=int(rest_s == 0))
     assert not pacer.is_due(ended_s + rest_s + 1e-6, **waiting, num_in_flight=1)
+
+
+@PACERS
+def test_calls_for_first_blocks_take_their_share_of_the_time_in_the_mean(
+    kind: type[DecodePacer],
+) -> None:
+    """At first without rest; then with the whole rest, until the decoder has rested more."""
+    pacer, now_s, gaps_s, ended_s = kind(), 10.0, list[float](), 10.0
+    while now_s < 12.0:
+        if not pacer.is_due(now_s, **FIRST, num_in_flight=0):
+            now_s += 1e-5
+            continue
+        gaps_s.append(now_s - ended_s)
+        pacer.note(now_s, TOOK_S)
+        now_s = ended_s = now_s + TOOK_S
+    rest_s = pacer.first_rest * TOOK_S
+    num_quick = math.floor(BURST_S / rest_s) + 1
+    assert max(gaps_s[:num_quick]) == 0.0
+    assert gaps_s[num_quick + 1 :] == pytest.approx(
+        [rest_s] * (len(gaps_s) - num_quick - 1), abs=1e-4
+    )
+    assert pacer.is_due(now_s + rest_s + 1e-4, **FIRST, num_in_flight=0)
+    assert not pacer.is_due(now_s + rest_s + 1e-4, **FIRST, num_in_flight=1)
+    pacer.note(20.0, TOOK_S)
+    assert pacer.is_due(20.0 + TOOK_S, **FIRST, num_in_flight=0)
+
+
+@PACERS
+def test_a_slow_model_has_rest_after_each_call(kind: type[DecodePacer]) -> None:
+    """At twice real time, 20 tokens a second: earlier rest does not count."""
+
+    async def scenario() -> None:
+        pacer, stream = kind(), Bench().speak()
+        pacer.hold_s(stream)
+        assert not pacer.is_slow  # its speed is not known yet
+        for turn in range(200):
+            pacer.note_turn(turn * 0.5 / stream.token_rate, 1)
+        assert pacer.is_slow
+        pacer.note(200.0, TOOK_S)
+        rest_s = TOOK_S * (SLOW_REST if kind is DeadlinePacer else FIRST_REST)
+        assert not pacer.is_due(200.0 + TOOK_S + rest_s - 1e-6, **FIRST)
+        assert pacer.is_due(200.0 + TOOK_S + rest_s + 1e-6, **FIRST)
+        for turn in range(200):
+            pacer.note_turn(100.0 + turn * 0.3 / stream.token_rate, 1)
+        assert not pacer.is_slow
+
+    in_loop(scenario)
 
 
 @PACERS
@@ -154,16 +205,17 @@ def test_a_lone_stream_never_waits() -> None:
 
 def test_a_full_batch_is_decoded_at_once() -> None:
     async def scenario() -> None:
-        bench = Bench(pads=True, pacer=FixedPacer())
+        pacer = FixedPacer()
+        bench = Bench(pads=True, pacer=pacer)
         tasks = [bench.speak(str(n), sizes=(20,)) for n in range(10)]
         for task in tasks[:9]:
             tokens(task, *range(20))
         bench.clock.now_s += 10
+        for _ in range(3):
+            pacer.note(bench.clock.now_s - 0.05, 0.05)  # the decoder has not rested
         bench.worker.after_step()
         assert bench.decoder.batches == [8]
-        assert (
-            bench.worker.after_step()
-        )  # the ninth waits for its first block, and the decoder rests
+        assert bench.worker.after_step()  # the ninth waits for its first block, until it has
         for task in tasks[:7]:
             tokens(task, *range(20))
         bench.worker.after_step()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from random import Random
 from typing import cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder import CodecSpec, StreamingOptions
+from decoder import CodecSpec, DecodeRequest, DecodeResult, Renderer, StreamingOptions
 from llm import Engine, FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tests.tts.engine.audio_bench import (
@@ -26,7 +27,7 @@ from tests.tts.engine.audio_bench import (
 )
 from tests.tts.engine.simulated_device import SHAPES, Result, Simulation
 from tts.engine.client import AudioBlock, SpeechJob
-from tts.engine.decode_loop import FEW, DecodeLoop
+from tts.engine.decode_loop import FEW, DecodeLoop, InFlightBatch
 from tts.engine.local_client import LocalEngineClient, StreamLimits
 from tts.engine.pacer import IDLE_S, MAX_HOLD_S, DeadlinePacer, DecodePacer
 from tts.engine.queue import StreamQueue
@@ -144,6 +145,16 @@ def test_the_end_of_a_stream_ends_its_hold() -> None:
     in_loop(scenario)
 
 
+class RenderingForEver(DecodeResult):
+    """A result that never comes."""
+
+    took_s = math.inf
+    is_ready = False
+
+    def samples(self) -> list[np.ndarray]:
+        raise AssertionError("it is not ready")
+
+
 class CrowdedBench(Bench):
     """Streams with so many codes each, just enough of them to wait while the decoder renders."""
 
@@ -155,9 +166,9 @@ class CrowdedBench(Bench):
 
     def waits(self, more: int = 0) -> bool:
         """Return whether the model may wait, with so many requests more."""
-        self.worker._launched.append(None)  # type: ignore[arg-type]
+        self.worker._launched.append(InFlightBatch((), RenderingForEver(), 0.0))
         try:
-            return self.worker.may_wait(len(self.tasks) + more)
+            return self.worker.may_wait(len(self.tasks) + more, has_step=False)
         finally:
             self.worker._launched.clear()
 
@@ -167,7 +178,7 @@ def test_the_model_waits_while_no_stream_needs_it() -> None:
 
     async def scenario() -> None:
         bench = CrowdedBench(25)
-        assert not bench.worker.may_wait(FEW)  # the decoder is idle
+        assert not bench.worker.may_wait(FEW, has_step=False)  # the decoder is idle
         assert bench.waits()
         bench.worker.after_step()  # delivers it: now the audio is played
         due_s = min(task.due_s(bench.clock.now_s) for task in bench.tasks)
@@ -300,7 +311,7 @@ def test_calls_and_steps_are_fuller_with_more_streams() -> None:
 
 def test_steps_are_fuller_where_the_model_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = simulate("qwen", 350)
-    monkeypatch.setattr(DecodeLoop, "may_wait", lambda self, num_live: False)
+    monkeypatch.setattr(DecodeLoop, "may_wait", lambda self, num_live, has_step: False)
     hasty = simulate("qwen", 350)
     assert waiting.rows > 1.1 * hasty.rows
     assert not waiting.num_late
@@ -334,3 +345,90 @@ def test_streams_are_paced_by_deadline_where_it_is_wanted_and_the_decoder_runs_i
     client = LocalEngineClient(cast(Engine, QuietEngine()), decoder, OffsetCodes(), limits)
     pacer = client._decode_loop._pacer
     assert (None if pacer is None else type(pacer)) is kind
+
+
+class CallThatEnds(RenderingForEver):
+    """A result that is ready when it is asked the third time."""
+
+    def __init__(self, samples: list[np.ndarray]) -> None:
+        self._samples, self._num_asked, self.took_s = samples, 0, 0.01
+
+    @property
+    def is_ready(self) -> bool:  # type: ignore[override]
+        self._num_asked += 1
+        return self._num_asked > 2
+
+    def samples(self) -> list[np.ndarray]:
+        return self._samples
+
+
+class SlowRenderer(Renderer):
+    """A renderer whose calls end later."""
+
+    def launch(self, ready: Sequence[DecodeRequest]) -> DecodeResult:
+        return CallThatEnds(super().launch(ready).samples())
+
+
+def slow_bench(sizes: tuple[int, ...] = (2, 25)) -> tuple[Bench, SpeechStream]:
+    bench = Bench(pads=True, pacer=DecodePacer())
+    bench.worker._renderer = SlowRenderer(bench.decoder)
+    return bench, bench.speak(sizes=sizes)
+
+
+def test_audio_is_delivered_while_the_model_computes_a_step() -> None:
+    async def scenario() -> None:
+        bench, task = slow_bench()
+        tokens(task, 1, 2)
+        assert bench.worker.after_step()
+        assert not task.queue
+        bench.worker.while_waiting(lambda: True)  # the step has ended
+        assert not task.queue
+        bench.worker.while_waiting(lambda: False)
+        assert len(task.queue) == 1
+        assert not bench.worker.after_step()
+        bench.worker.while_waiting(lambda: False)  # there is nothing to wait for
+
+    in_loop(scenario)
+
+
+def test_few_streams_make_way_for_a_first_block() -> None:
+    """No step runs in parallel with its call, nor is one started ahead of its last token."""
+
+    async def scenario() -> None:
+        bench, task = slow_bench(sizes=(2, 2))
+        may_wait = bench.worker.may_wait
+        assert not may_wait(1, has_step=True)  # two tokens are missing
+        tokens(task, 1)
+        assert may_wait(1, has_step=True)
+        assert not may_wait(1, has_step=False)  # or it would never come
+        tokens(task, 2)
+        assert not may_wait(1, has_step=True)
+        bench.worker.after_step()
+        assert may_wait(1, has_step=False)
+        assert not may_wait(2, has_step=False)  # another request is no stream of speech
+        other = bench.write()
+        assert not may_wait(2, has_step=False)
+        bench.worker.remove(other)
+        bench.worker.while_waiting(lambda: False)
+        assert len(task.queue) == 1
+        tokens(task, 3)
+        assert not may_wait(1, has_step=True)  # its listener has audio
+        tokens(task, 4)
+        bench.worker.after_step()
+        assert bench.worker._launched
+        assert not may_wait(1, has_step=False)
+
+    in_loop(scenario)
+
+
+def test_many_streams_do_not_make_way() -> None:
+    async def scenario() -> None:
+        bench, task = slow_bench()
+        others = [bench.speak(str(n)) for n in range(FEW - 1)]
+        tokens(task, 1, 2)
+        bench.worker.after_step()
+        assert not bench.worker.may_wait(1 + len(others), has_step=False)
+        bench.worker.remove(others.pop())
+        assert bench.worker.may_wait(1 + len(others), has_step=False)
+
+    in_loop(scenario)

@@ -50,8 +50,8 @@ def test_paced_streams_equal_their_unary_audio(
     waits: list[bool] = []
     may_wait = loop.may_wait
 
-    def watched(num_live: int) -> bool:
-        waits.append(may_wait(num_live))
+    def watched(num_live: int, has_step: bool) -> bool:
+        waits.append(may_wait(num_live, has_step))
         return waits[-1]
 
     async def ask(served: Serving) -> None:
