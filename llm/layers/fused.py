@@ -35,6 +35,7 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
+from llm.kernels.invariant import multiply_rows
 from llm.kernels.packed import (
     is_few,
     multiply_packed,
@@ -47,7 +48,7 @@ from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows, ScaledProduct
-from llm.kernels.tuning import MAX_ROWS, blocks_for
+from llm.kernels.tuning import MANY_OUTPUTS, MAX_ROWS, MAX_WIDE_ROWS, blocks_for
 from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
@@ -200,6 +201,16 @@ def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
     return None
 
 
+def multiply_wide(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """Write the product to `out`, in its wider format without rounding in between. For a large
+    vocabulary BLAS chooses a kernel of older GPUs.
+    """
+    if len(weight) >= MANY_OUTPUTS and len(x) <= MAX_WIDE_ROWS:
+        multiply_rows(x, weight, out)
+        return out
+    return torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
+
+
 class NormedProduct:
     """Computes linear(norm x)."""
 
@@ -230,8 +241,7 @@ class NormedProduct:
             return out
         if not x.is_cuda:
             return out.copy_(self._linear(normed))
-        # The product is written in the wider format without rounding in between.
-        return torch.mm(normed, matrix.weight.t(), out_dtype=out.dtype, out=out)
+        return multiply_wide(normed, matrix.weight, out)
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
