@@ -70,14 +70,19 @@ static void __syncwarp() { wait_at(programs[running].of_warp[current / 32]); }
 static void wait_for_cluster() { wait_at(of_cluster); }
 
 template <class T>
-static T __shfl_xor_sync(u32, T value, int step) {
+static T __shfl_sync(u32, T value, int lane) {
     auto& warp = programs[running].registers[current / 32];
     memcpy(warp[current % 32], &value, 4);
     __syncwarp();
     T found;
-    memcpy(&found, warp[current % 32 ^ step], 4);
+    memcpy(&found, warp[lane], 4);
     __syncwarp();
     return found;
+}
+
+template <class T>
+static T __shfl_xor_sync(u32 mask, T value, int step) {
+    return __shfl_sync(mask, value, current % 32 ^ step);
 }
 
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
