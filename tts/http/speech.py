@@ -54,8 +54,8 @@ async def speak(exchange: Exchange) -> None:
 async def _stream(exchange: Exchange, request: SpeechRequest, encode: Any) -> None:
     """Send what `encode` makes of each event; nothing is sent before the first audio."""
     host, call = exchange.host, exchange.call
-    events = host.speech.synthesizer.stream(request)
-    async with host.enter(call), aclosing(events):
+    stream = host.speech.synthesizer.stream
+    async with host.entering(call) as admitted, aclosing(stream(request, admitted)) as events:
         async for found in events:
             note_event(call, host.metrics, found)
             data = encode(found)

@@ -165,9 +165,9 @@ def failing(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     plain = Synthesizer.stream
 
     async def stream(
-        self: Synthesizer, request: SpeechRequest
+        self: Synthesizer, request: SpeechRequest, *admitted: Any
     ) -> AsyncGenerator[SpeechEvent, None]:
-        events = plain(self, request)
+        events = plain(self, request, *admitted)
         yield await anext(events)
         yield await anext(events)
         await events.aclose()

@@ -23,6 +23,7 @@ from tests.tts.serving import (
     collect_speech,
     error_of,
     error_of_reading,
+    grouped,
     reason_of,
     retry_s,
     run,
@@ -225,6 +226,29 @@ def test_a_deadline_in_the_queue(service: Service) -> None:
             while served.server.host.admission.waiting:
                 await asyncio.sleep(0.01)
             holder.cancel()
+
+    run(scenario())
+
+
+def test_a_call_that_waits_for_a_slot_uses_nothing_of_the_model(service: Service) -> None:
+    """It has no answer either, and speaks when it has the slot."""
+
+    async def scenario() -> None:
+        async with checked_server(service, max_concurrent_requests=1) as served:
+            holder = served.speech.StreamingSynthesize()
+            await holder.write(session_config())
+            await holder.read()
+            waiting: Any = served.speech.SynthesizeStream(stream_request())
+            first = asyncio.create_task(anext(aiter(waiting)))
+            while not served.server.host.admission.waiting:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert not first.done()
+            assert await _num_running(service) == 0
+            holder.cancel()
+            answers = [await first, *[answer async for answer in waiting]]
+            assert grouped(answers).data == served.expected
+            assert served.server.host.admission.running == 0
 
     run(scenario())
 

@@ -34,6 +34,7 @@ from tests.tts.ramp import (
     run,
 )
 from tests.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
+from tts.errors import InvalidRequestError, ServerBusyError, SynthesisError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import ChunkingOverrides, SamplingOverrides, SpeechRequest, Started
 
@@ -269,3 +270,62 @@ def test_a_carry_continues_an_earlier_request(
 def test_a_carry_outside_the_codebook_is_refused(synthesizer: Synthesizer) -> None:
     with pytest.raises(CodeRangeError, match="carried code 64"):
         collect_speech(synthesizer, "Continue.", carry=(64,))
+
+
+# --- what is done early
+
+
+def test_speech_begins_before_its_first_event_is_read(
+    client: RampClient, synthesizer: Synthesizer
+) -> None:
+    """And ends when the events are closed after it, or fails behind it."""
+
+    async def scenario() -> None:
+        client.gate.clear()
+        events = synthesizer.stream(SpeechRequest(TEXT, sampling=SEEDED))
+        assert isinstance(await anext(events), Started)
+        assert (len(client.jobs), client.num_open) == (1, 1)
+        await events.aclose()
+        assert client.num_open == 0
+        client.gate.set()
+        client.ends_with = FinishReason.ERROR
+        failing = synthesizer.stream(SpeechRequest(TEXT, sampling=SEEDED))
+        assert isinstance(await anext(failing), Started)
+        with pytest.raises(SynthesisError):
+            [event async for event in failing]
+        assert client.num_open == 0
+
+    run(scenario())
+
+
+def test_the_text_is_read_and_nothing_is_sent_before_the_call_is_admitted(
+    client: RampClient, synthesizer: Synthesizer
+) -> None:
+    async def scenario() -> None:
+        slot = asyncio.get_running_loop().create_future()
+
+        async def admitted() -> None:
+            await slot
+
+        request = SpeechRequest(TEXT, sampling=SEEDED)
+        waiting = synthesizer.stream(request, admitted)
+        started = asyncio.create_task(anext(waiting))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert not started.done()
+        with pytest.raises(InvalidRequestError):  # a text that cannot be read does not wait
+            await anext(synthesizer.stream(replace(request, text="\x00"), admitted))
+        assert not client.jobs
+        slot.set_result(None)
+        assert isinstance(await started, Started)
+        assert len(client.jobs) == 1
+        await waiting.aclose()
+        refused = synthesizer.stream(request, refuse)
+        with pytest.raises(ServerBusyError):
+            await anext(refused)
+        assert len(client.jobs) == 1
+
+    run(scenario())
+
+
+async def refuse() -> None:
+    raise ServerBusyError("busy", subject="server", retry_after_s=1.0)
