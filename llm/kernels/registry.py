@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:

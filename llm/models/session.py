@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from llm.kernels.registry import KernelSet
+from llm.kernels.registry import PDL_CAPABILITY, KernelSet
 from llm.models.profiling import Profiler, StepTrace
 from llm.parallel.group import Group, NullGroup
 
 logger = logging.getLogger(__name__)
 
 LONGEST_HOLD_S = 0.5  # so that nothing depends on the end of a hold
-PDL_CAPABILITY = (9, 0)  # the first with programmatic dependent launch
 
 
 def _set_event() -> threading.Event:

@@ -4,16 +4,21 @@ A row of up to `WHOLE_COLUMNS` is one program's, which finds cuts by bisection (
 columns of a longer row lie in tiles, which its programs share. The last of them to end a launch has
 the results of all, and does what the row needs once:
 
-    tops       largest logit by tile         a greedy row's token; deficits [lo, hi) that very
-                                             likely contain the cut
-    narrow     mass below lo, and a          the bin with the cut are the next [lo, hi); or, where
-    3 times    histogram of [lo, hi)         they did not contain it, the deficits on that side
-    masses     kept mass and ties at the     the tile, then the column, where the draw falls; the
-               cut by tile                   history
+    tops       largest logit by tile            a greedy row's token; deficits [lo, hi) that very
+                                                likely contain the cut, and few others
+    collect    histogram of [lo, hi), lists     the bin with the cut is the next [lo, hi); or, where
+               of these deficits, and the       it is in no bin, the deficits on that side
+               mass below lo, by tile
+    narrow     histogram of [lo, hi), from      the same
+    (twice)    the lists
+    masses     kept mass and ties at the cut,   the tile, then the column, where the draw falls; the
+               from the lists, by tile          history
 
-A row's first histogram has wide bins, its next one a deficit in each bin, and one with top_k and
-top_p needs three. A row that has its cut skips the others, and tiles with nothing above a cut are
-read once. `masses` only reads tiles with deficits between the last lo and the cut.
+A row's first histogram has wide bins, the next one a deficit in each bin; `top_k` and `top_p`
+together need a third, and so does a cut that was not in the first. A row that has its cut skips the
+others. Only `tops` and `collect` read whole rows, and `collect` no tiles below the cut of top_k. A
+tile with more deficits in [lo, hi) than its list holds is read again, and where the cut is
+elsewhere, the row is.
 
 All sums that decide are of integers: the order and the number of programs never change a result.
 Floats are only added, subtracted, multiplied and divided, never fused; but for the guess where the
@@ -30,6 +35,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llm.kernels.registry import PDL_CAPABILITY
 from llm.sampling.device.history import PenaltyHistory
 from llm.sampling.device.parts import (
     ACTIVE,
@@ -113,6 +119,9 @@ class Scratch:
         self.tile = tile = TILE_COLUMNS if tile is None else tile
         self.num_tiles = -(-vocab_size // tile)
         self.room = room = triton.next_power_of_2(self.num_tiles)
+        self.level = 0  # of launches behind another of the same row, see `KernelSet`
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= PDL_CAPABILITY:
+            self.level = 1
 
         divided = 0 if self.is_whole else max_rows
 
@@ -146,7 +155,7 @@ def sample_with_kernels(
     level: int = 0,
 ) -> Tensor:
     """See `sample_reference`. The tokens int32 [B] are in `out`; without it they are owned by the
-    scratch and valid until the next call. `level`: see `KernelSet`.
+    scratch and valid until the next call. `level` of the first launch: see `KernelSet`.
     """
     num_rows = len(logits)
     tokens = scratch.workspace.tokens[:num_rows, 0] if out is None else out
@@ -166,18 +175,23 @@ def sample_with_kernels(
         history.latest,
         history.latest.stride(0),
     )
-    options: dict[str, Any] = {"enable_fp_fusion": False, "level": level, "launch_pdl": level > 0}
+    options: dict[str, Any] = {"enable_fp_fusion": False, "launch_pdl": level > 0}
     if scratch.is_whole:
+        options |= {"num_warps": WHOLE_WARPS, "level": level}
         columns = triton.next_power_of_2(logits.shape[1])
-        _whole[(num_rows,)](inputs, tokens, columns=columns, num_warps=WHOLE_WARPS, **options)
+        _whole[(num_rows,)](inputs, tokens, columns=columns, **options)
         return tokens
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     workspace = scratch.workspace._replace(tokens=tokens)
-    options |= {"tile": scratch.tile, "room": scratch.room}
+    options |= {
+        "tile": scratch.tile,
+        "room": scratch.room,
+        "level": int(max(level, scratch.level) > 0),
+    }
     options |= {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS}
-    grid = (programs, num_rows)
     for launch in (_tops, _collect, _narrow, _narrow, _masses):
-        launch[grid](inputs, workspace, programs, **options)
+        launch[programs, num_rows](inputs, workspace, programs, **options)
+        options["launch_pdl"] = options["level"] > 0
     return tokens
 
 
@@ -439,7 +453,7 @@ def _collect(
     tl.atomic_add(state + TOTAL, tl.sum(total, axis=0), sem="relaxed")
     tl.atomic_add(state + MASS, below, sem="relaxed")
     if _is_last(workspace, row, programs):
-        _decide(inputs, workspace, row, lo, hi, shift, True)
+        _decide(inputs, workspace, row, (lo, hi, shift), True)
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -477,7 +491,7 @@ def _narrow(
                 every = _deficits(inputs, row, largest, start, tile)
                 _count(bins, every, weight_of(every), lo, hi, shift)
     if _is_last(workspace, row, programs):
-        _decide(inputs, workspace, row, lo, hi, shift, False)
+        _decide(inputs, workspace, row, (lo, hi, shift), False)
 
 
 @triton.jit
@@ -531,13 +545,10 @@ def _decide(
     inputs: SamplingInputs,
     workspace: SamplerWorkspace,
     row: tl.tensor,
-    lo: tl.tensor,
-    hi: tl.tensor,
-    shift: tl.tensor,
+    span: tl.tuple,
     is_first: tl.constexpr,
 ) -> None:
-    """Write the state of a row after the histogram of [lo, hi)."""
-    bins = _bins_of(workspace, row, shift)
+    """Write the state of a row after the histogram of a span, its lo, hi and shift."""
     state = workspace.states + row * STATE_WORDS
     record = inputs.records + row * WORDS
     has_both = (tl.load(record + FLAGS) & HAS_CUT) == HAS_CUT
@@ -546,26 +557,27 @@ def _decide(
     if is_first & (by_count == 0):
         sought = limit_of(tl.load(state + TOTAL), inputs, row)
     is_less = (by_count == 0) & (mass >= sought)
-    cut, new_count, new_mass = find_bin(bins, lo, hi, shift, by_count, count, mass, sought)
-    is_found = (cut < hi) & (is_less == 0)
-    is_kept = is_first & by_count & has_both
-    if is_kept == 0:
-        clear_bins(bins, lo, hi, shift)
-    ties, kept_mass = _ties_of(cut, by_count, new_count, new_mass, sought)
-    is_over = (is_found & (shift == 0)) | ((cut >= hi) & (hi == tl.load(record + CUT_END)))
+    bins = _bins_of(workspace, row, span[2])
+    cut, count, mass = find_bin(bins, span, by_count, count, mass, sought)
+    is_found = (cut < span[1]) & (is_less == 0)
+    if (is_first & by_count & has_both) == 0:
+        clear_bins(bins, span)
+    ties, kept = _ties_of(cut, by_count, count, mass, sought)
+    is_over = (is_found & (span[2] == 0)) | (
+        (cut >= span[1]) & (span[1] == tl.load(record + CUT_END))
+    )
     if is_over & by_count & has_both:  # now for the cut of top_p, in the first histogram
         by_count = by_count & (by_count == 0)
-        sought = limit_of(kept_mass, inputs, row)
-        lo, hi = lo * 0, tl.load(state + FIRST_HI).to(tl.int32)
-        shift = shift_for(hi)
-        bins = _bins_of(workspace, row, shift)
+        sought = limit_of(kept, inputs, row)
+        hi = tl.load(state + FIRST_HI).to(tl.int32)
+        span = (hi * 0, hi, shift_for(hi))
+        bins = _bins_of(workspace, row, span[2])
         zero = tl.zeros([], tl.int64)
-        cut, new_count, new_mass = find_bin(bins, lo, hi, shift, by_count, zero, zero, sought)
-        clear_bins(bins, lo, hi, shift)
-        ties, _ = _ties_of(cut, by_count, new_count, new_mass, sought)
+        cut, count, mass = find_bin(bins, span, by_count, zero, zero, sought)
+        clear_bins(bins, span)
+        ties, _ = _ties_of(cut, by_count, count, mass, sought)
         is_found = cut < hi
-        is_over = shift == 0
-
+        is_over = span[2] == 0
     tl.debug_barrier()  # all threads must have read
     if is_over:
         end = tl.load(record + DEFICIT_END)
@@ -576,26 +588,32 @@ def _decide(
         if is_cut == 0:
             tl.store(state + LISTED, 0)
     else:
-        if is_found:  # in this bin
-            hi = tl.minimum(hi, ((cut >> shift) + 1) << shift)
-            lo = cut
-        elif is_less:
-            hi = lo
-            lo = lo * 0
-            new_count, new_mass = new_count * 0, new_mass * 0
-        else:
-            lo = hi
-            hi = tl.load(record + CUT_END)
-        shift = tl.where(is_found, 0, shift_for(hi - lo))
-        if is_found == 0:
-            tl.store(state + LISTED, 0)
         tl.store(state + STEP_LEFT, tl.where(by_count, BY_COUNT, BY_MASS).to(tl.int64))
-        tl.store(state + LO, lo.to(tl.int64))
-        tl.store(state + HI, hi.to(tl.int64))
-        tl.store(state + SHIFT, shift.to(tl.int64))
-        tl.store(state + COUNT, new_count)
-        tl.store(state + MASS, new_mass)
+        tl.store(state + COUNT, tl.where(is_less, 0, count))
+        tl.store(state + MASS, tl.where(is_less, 0, mass))
         tl.store(state + SOUGHT, sought)
+        _go_on(state, record, span, cut, is_found, is_less)
+
+
+@triton.jit
+def _go_on(
+    state: tl.tensor,
+    record: tl.tensor,
+    span: tl.tuple,
+    cut: tl.tensor,
+    is_found: tl.tensor,
+    is_less: tl.tensor,
+) -> None:
+    """Write the next span: the bin from `cut` on, or the deficits before or behind this span."""
+    lo, hi, shift = span
+    after = tl.where(is_found, ((cut >> shift) + 1) << shift, tl.load(record + CUT_END))
+    first = tl.where(is_found, cut, tl.where(is_less, 0, hi))
+    last = tl.where(is_found, tl.minimum(hi, after), tl.where(is_less, lo, after))
+    tl.store(state + LO, first.to(tl.int64))
+    tl.store(state + HI, last.to(tl.int64))
+    tl.store(state + SHIFT, tl.where(is_found, 0, shift_for(last - first)).to(tl.int64))
+    if is_found == 0:
+        tl.store(state + LISTED, 0)
 
 
 @triton.jit

@@ -14,8 +14,7 @@ from llm.sampling.device.history import MAX_COUNT
 from llm.sampling.device.records import END_OCTAVE, FRACTION_BITS, RECORD_WORDS, Flag, word_of
 from llm.sampling.rng import DROPPED_BITS, FACTOR_1, FACTOR_2, GOLDEN
 
-BIN_BITS = 12  # at most, of a bin number: twice as many are a deficit
-NUM_BINS = 2**BIN_BITS
+NUM_BINS = 2**12  # at most: twice as many bits are a deficit
 COUNT_SHIFT = 44  # shift of a bin's count, above its mass
 NUM_SAMPLED = 2048  # logits from which the place of a cut is guessed
 RUN_COLUMNS = 4  # so many of them lie side by side
@@ -48,6 +47,7 @@ class Step(IntEnum):
     DRAW = 1
     BY_MASS = 2  # search the cut of top_p
     BY_COUNT = 3  # search the cut of top_k
+
 
 FLAGS = tl.constexpr(word_of("flags"))
 WIDTH = tl.constexpr(word_of("width"))
@@ -96,7 +96,6 @@ EVERYTHING = tl.constexpr(END_OCTAVE << FRACTION_BITS)  # deficit from which wei
 NO_COLUMN = tl.constexpr(2**31 - 1)
 BINS = tl.constexpr(NUM_BINS)
 CHUNK = tl.constexpr(512)  # bins read at once
-HALF = tl.constexpr(BIN_BITS)
 COUNTS_FROM = tl.constexpr(COUNT_SHIFT)
 ONE_COUNT = tl.constexpr(2**COUNT_SHIFT)
 MASS_MASK = tl.constexpr(2**COUNT_SHIFT - 1)
@@ -145,7 +144,9 @@ class SamplerWorkspace(NamedTuple):
     mass: Tensor  # int64 [B, room] kept by tile
     base: Tensor  # int64 [B, room] mass below the first LO by tile
     listed: Tensor  # int32 [B, room] deficits of the first [LO, HI) by tile
-    lists: Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
+    lists: (
+        Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
+    )
     num_tiles: int
     ties: Tensor  # int32 [B, room] by tile
     tokens: Tensor  # int32 [B]
@@ -299,9 +300,9 @@ def limit_of(mass: tl.tensor, inputs: SamplingInputs, row: tl.tensor) -> tl.tens
 
 @triton.jit
 def shift_for(width: tl.tensor) -> tl.tensor:
-    """Return the shift with which so many deficits are few bins: `CHUNK`, if it is not too large."""
+    """Return the shift with which so many deficits are few bins, and a bin has few deficits."""
     shift = tl.zeros([], tl.int32)
-    while (shift < HALF) & (((width - 1) >> shift) >= CHUNK):
+    while ((width - 1) >> shift) >= tl.maximum(CHUNK, 1 << shift):
         shift += 1
     return shift
 
@@ -309,18 +310,17 @@ def shift_for(width: tl.tensor) -> tl.tensor:
 @triton.jit
 def find_bin(
     bins: tl.tensor,
-    lo: tl.tensor,
-    hi: tl.tensor,
-    shift: tl.tensor,
+    span: tl.tuple,
     by_count: tl.tensor,
     count: tl.tensor,
     mass: tl.tensor,
     sought: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return where the count or the mass reaches `sought` within the deficits [lo, hi): the first
-    deficit of that bin (from `hi` on: nowhere), and the count and the mass below it. Those below
-    `lo` are `count` and `mass`.
+    """Return where the count or the mass reaches `sought` in the histogram of a span, the deficits
+    [lo, hi) by 2 to the shift: the first deficit of that bin (from `hi` on: nowhere), and the count
+    and the mass below it. Those below `lo` are `count` and `mass`.
     """
+    lo, hi, shift = span
     first = lo >> shift
     used = ((hi - 1) >> shift) - first + 1
     place = tl.zeros([], tl.int32)
@@ -341,9 +341,10 @@ def find_bin(
 
 
 @triton.jit
-def clear_bins(bins: tl.tensor, lo: tl.tensor, hi: tl.tensor, shift: tl.tensor) -> None:
-    """Set the bins of the deficits [lo, hi) to 0."""
+def clear_bins(bins: tl.tensor, span: tl.tuple) -> None:
+    """Set the histogram of a span to 0."""
     tl.debug_barrier()  # all threads must have read
+    lo, hi, shift = span
     used = ((hi - 1) >> shift) - (lo >> shift) + 1
     for start in range(0, BINS, CHUNK):
         places = start + tl.arange(0, CHUNK)
@@ -365,7 +366,6 @@ def guess(
     places = tl.arange(0, SAMPLED)
     columns = (places // RUN) * width // (SAMPLED // RUN) + places % RUN
     deficits = deficit_of(inputs, row, largest, adjusted(inputs, row, columns))
-    num_sampled = tl.sum((columns < width).to(tl.int32), axis=0)
     is_near = deficits < end
     farthest = tl.max(tl.where(is_near, deficits, 0), axis=0)
     shift = tl.zeros([], tl.int32)
@@ -377,7 +377,7 @@ def guess(
     masses = counts.to(tl.float32) * tl.exp2(-octaves)
     tails = tl.sum(masses, axis=0) - tl.cumsum(masses, axis=0) + masses
     sought = tl.load(record + LEFT_OUT).to(tl.float32, bitcast=True) * mass
-    sought *= num_sampled.to(tl.float32) / width.to(tl.float32)
+    sought *= SAMPLED / width.to(tl.float32)
     center = tl.maximum(tl.sum((tails >= sought).to(tl.int32), axis=0) - 1, 0)
     until = tl.cumsum(counts, axis=0)
     rank = tl.sum(tl.where(bins < center, counts, 0), axis=0)

@@ -42,7 +42,6 @@ def guess_nothing(
     return tl.zeros([], tl.int32), tl.load(inputs.records + row * WORDS + CUT_END)
 
 
-
 @pytest.mark.parametrize(
     ("rows", "num_in", "num_out"), [(1, 128, 64), (17, 200, 70), (130, 72, 130), (3, 8, 1)]
 )
