@@ -147,6 +147,15 @@ def _fetch_block(
 
 
 @triton.jit
+def _fetch_first(heads: tl.tuple, share: tl.tuple, SIZE: tl.constexpr, KEYS: tl.constexpr) -> None:
+    """Bring the first keys and values of a split into the cache."""
+    BLOCK: tl.constexpr = KEYS[2]
+    FETCHED: tl.constexpr = KEYS[4]
+    for ahead in tl.static_range(0, FETCHED, BLOCK):
+        _fetch_block(heads, share[0], share[1] + ahead, share[2], SIZE, KEYS)
+
+
+@triton.jit
 def _attend_split(
     queries: tl.tensor,
     is_query: tl.tensor,
@@ -275,6 +284,28 @@ def _join(
 
 
 @triton.jit
+def _add_part(
+    parts: tl.tensor,
+    count: tl.tensor,
+    result: tl.tensor,
+    state: tl.tuple,
+    split: tl.tensor,
+    num_splits: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Store the part of a split; the last program of a context stores the sum of all."""
+    SIZE: tl.constexpr = HEADS[2]
+    QUERIES: tl.constexpr = HEADS[3]
+    _keep(parts + split * QUERIES * (SIZE + 2), state, HEADS[0], GROUP, QUERIES, SIZE)
+    tl.debug_barrier()
+    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+        tl.debug_barrier()
+        _join(parts, result, num_splits, HEADS[0], QUERIES, SIZE)
+        tl.store(count, 0)
+
+
+@triton.jit
 def _decode_kernel(
     query: tl.tensor,
     pages: tl.tuple,
@@ -298,8 +329,8 @@ def _decode_kernel(
 
     `HEADS`: query heads of a KV head, KV heads, their size D, room for queries Q in `parts`.
     `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead, keys
-    that are in the cache before they are read, or 0.
-    `SPLITS`: most splits, least keys of one. `SEEN`: window and soft cap of the scores, or 0.
+    in the cache before they are read. `SPLITS`: most splits, least keys of one. `SEEN`: window and soft
+    cap of the scores, or 0.
     """
     if LEVEL == 2:
         gdc_launch_dependents()
@@ -317,10 +348,7 @@ def _decode_kernel(
     queries = query + row.to(tl.int64) * query_stride + (head * HEADS[0] + lines) * SIZE
     of_head = head.to(tl.int64) * pages[2]
     heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
-    BLOCK: tl.constexpr = KEYS[2]
-    FETCHED: tl.constexpr = KEYS[4]
-    for ahead in tl.static_range(0, FETCHED, BLOCK):
-        _fetch_block(heads, ids, start + ahead, end, SIZE, KEYS)
+    _fetch_first(heads, share, SIZE, KEYS)
     if LEVEL > 0:
         gdc_wait()
     state = _attend_split(queries, is_query, heads, share, scale, SIZE, KEYS, SEEN, GROUP)
@@ -328,18 +356,11 @@ def _decode_kernel(
         gdc_launch_dependents()
     result = out + first_head * SIZE
     if num_splits == 1:
-        own = result + lines * SIZE + dims
-        tl.store(own, state[2] / state[1][:, None], mask=is_query)
+        tl.store(result + lines * SIZE + dims, state[2] / state[1][:, None], mask=is_query)
     else:
         place = row * HEADS[1] + head
         all_parts = parts + place * (SPLITS[0] * QUERIES * (SIZE + 2))
-        mine = all_parts + split * QUERIES * (SIZE + 2)
-        _keep(mine, state, HEADS[0], GROUP, QUERIES, SIZE)
-        tl.debug_barrier()
-        if tl.atomic_add(counts + place, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
-            tl.debug_barrier()
-            _join(all_parts, result, num_splits, HEADS[0], QUERIES, SIZE)
-            tl.store(counts + place, 0)
+        _add_part(all_parts, counts + place, result, state, split, num_splits, HEADS, GROUP)
 
 
 class ManyRowsDecode:
