@@ -43,8 +43,8 @@ class Tiles:
 
     def shared_bytes(self, num_in: int, num_rows: int, *, parts: int = 1) -> int:
         """Return the shared memory of a program: `parts` matrices, and so many rows, in numbers of
-        2 bytes.
+        2 bytes, and a factor of each row.
         """
         chunks = self.chunks(num_in)
         lines = chunks * parts * self.block_out + min(self.stages, chunks) * num_rows
-        return 2 * self.block_in * lines
+        return 2 * self.block_in * lines + 4 * num_rows

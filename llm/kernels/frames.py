@@ -43,6 +43,15 @@ def _rotated(
 
 
 @triton.jit
+def _numbers(
+    head: tl.tensor, lines: tl.tensor, KV_HEADS: tl.constexpr, GROUP: tl.constexpr
+) -> tl.tensor:
+    """Return the numbers of a KV head's queries, key and value among the projected heads."""
+    others = KV_HEADS * tl.maximum(lines, GROUP) + head
+    return tl.where(lines < GROUP, head * GROUP + lines, others)
+
+
+@triton.jit
 def _line(x: tl.tensor, lines: tl.tensor, line: tl.constexpr) -> tl.tensor:
     """Return a row of x [H, D]."""
     return tl.sum(tl.where((lines == line)[:, None], x, 0.0), axis=0)
@@ -97,10 +106,8 @@ def _attend_kernel(
     cosines = tl.load(angles, mask=is_pair, other=1.0)
     sines = tl.load(angles + 1, mask=is_pair, other=0.0)
     lines = tl.arange(0, HEADS)  # queries, the key, the value
-    is_query, is_rotated = lines < GROUP, lines <= GROUP
-    others = KV_HEADS * (GROUP + tl.maximum(lines - GROUP, 0)) + head
-    numbers = tl.where(is_query, head * GROUP + lines, others)
-    own = numbers[:, None] * SIZE + dims[None, :]
+    is_rotated = lines <= GROUP
+    own = _numbers(head, lines, KV_HEADS, GROUP)[:, None] * SIZE + dims[None, :]
     gains = tl.load(gain + own, (is_rotated[:, None] & is_dim[None, :]) & HAS_GAIN, other=0.0)
     start = cache + (row * num_positions * KV_HEADS + head) * SIZE
     places = start + positions[:, None] * (KV_HEADS * SIZE) + dims[None, :]

@@ -1,13 +1,16 @@
 """Products of 3 to `MAX_SPLIT_ROWS` rows with a matrix of bfloat16, y = x Wᵀ (`split.cu`).
 
-    program    a tile of outputs, and a part of the inputs of all rows ─> its sums
-    reader     adds the sums of all parts: `add_normalised`, `llm.kernels.frames.attend_frame`
+    program         a tile of outputs, and a part of the inputs of all rows ─> its sums
+    attend_frame    adds the sums of the parts
+    add_product     programs of a cluster add those of each other, and the sums to the residual
 
 A program copies its part of the matrix into shared memory before its predecessor has ended, so that
 only the rows are left to read then. If it had all inputs of a few outputs, these would be more than
-the matrix: with a part of the inputs and more outputs it has fewer of them. The parts' sums are
-added by the kernel that has to read them anyway. The order of a row's sums does not depend on
-other rows.
+the matrix: with a part of the inputs and more outputs it has fewer of them. The order of a row's
+sums does not depend on other rows.
+
+A norm is computed by the product after it: its rows are those of the residual times the gain, and
+what their products are divided by follows from sums of squares, one of each program that added.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Tiles
-from llm.kernels.cuda import CudaKernel
+from llm.kernels.cuda import CudaKernel, most_shared_bytes
 
 SOURCE = "split.cu"
 MATRIX_LINES = 16  # of a tensor core's tile
 ROWS_OF_TILE = 8
+CLUSTER_CAPABILITY = (9, 0)
 INPUTS = 8  # of 16 bytes: a matrix has a multiple of them
 
 
@@ -45,11 +49,18 @@ class _Arguments(ctypes.Structure):
 
 
 class Scaled(NamedTuple):
-    """Rows x / √(Σ squares + epsilon), of which the root is not taken yet."""
+    """Rows x / √(Σ squares + epsilon), not divided yet."""
 
     x: Tensor  # bfloat16 [T, K]
-    squares: Tensor | None = None  # float32 [T, S]; None: they are x
+    squares: Tensor | None = None  # float32 [T, S]; None: the rows are x
     epsilon: float = 0.0
+
+
+def room_on(device: torch.device) -> int:
+    """Return the shared memory of a program, in bytes; 0 on a device without clusters."""
+    if torch.cuda.get_device_capability(device) < CLUSTER_CAPABILITY:
+        return 0
+    return most_shared_bytes(device)
 
 
 @cache
@@ -92,7 +103,7 @@ def _launch(
     _kernel(tuple(macros.items()), weight.device).launch(
         (triton.cdiv(num_out, tiles.block_out), tiles.splits),
         32 * lines * groups,
-        tiles.shared_bytes(num_in, room, parts=parts) + 4 * room,
+        tiles.shared_bytes(num_in, room, parts=parts),
         given,
         is_early=given.level > 0,
         cluster=tiles.splits if adds else 1,
@@ -126,7 +137,7 @@ def multiply_gated(rows: Scaled, weight: Tensor, tiles: Tiles, *, level: int = 0
     return out
 
 
-def multiply_added(
+def add_product(
     x: Tensor,
     weight: Tensor,
     tiles: Tiles,
@@ -136,8 +147,8 @@ def multiply_added(
     *,
     level: int = 0,
 ) -> Scaled:
-    """Add x [T, K] × weight [N, K]ᵀ to a residual [T, N]; return its norm, as `add_normalised`
-    defines it, for a gain float32 [N].
+    """Add x [T, K] × weight [N, K]ᵀ to a residual y [T, N]; return y / √(Σy² + epsilon) × gain for
+    a gain float32 [N].
     """
     out = torch.empty_like(residual)
     programs = triton.cdiv(len(weight), tiles.block_out)
@@ -153,16 +164,13 @@ def multiply_added(
 
 
 @triton.jit
-def _add_kernel(
+def _norm_kernel(
     source: tl.tensor,
     codes: tl.tensor,
-    sums: tl.tensor,
     gain: tl.tensor,
     x: tl.tensor,
     out: tl.tensor,
-    part_size: tl.tensor,
     epsilon: tl.tensor,
-    SPLITS: tl.constexpr,
     GATHERS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -174,15 +182,11 @@ def _add_kernel(
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     mask = places < SIZE
-    gains = tl.load(gain + places, mask=mask, other=0.0).to(tl.float32)
+    gains = tl.load(gain + places, mask=mask, other=0.0)
     if LEVEL > 0:
         gdc_wait()
     line = tl.load(codes + row).to(tl.int64) if GATHERS else row
     values = tl.load(source + line * SIZE + places, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(SPLITS):
-        own = sums + split * part_size + row * SIZE + places
-        values += tl.load(own, mask=mask, other=0.0)
-    values = values.to(x.dtype.element_ty).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) + epsilon)
     if LEVEL == 1:
         gdc_launch_dependents()
@@ -190,32 +194,28 @@ def _add_kernel(
     tl.store(out + row * SIZE + places, values * scale * gains, mask=mask)
 
 
-def add_normalised(
+def normalise_rows(
     source: Tensor,
-    sums: Tensor | None,
     gain: Tensor,
     epsilon: float,
     x: Tensor,
     *,
     codes: Tensor | None = None,
     level: int = 0,
-) -> Tensor:
+) -> Scaled:
     """Write to x [T, K] the rows of `source` [T, K], or those of a table [N, K] that `codes` [T]
-    name, plus sums float32 [S, T, K]; return their norm: x / √(Σx² + epsilon) × gain.
+    name; return x / √(Σx² + epsilon) × gain for a gain float32 [K].
     """
     num_rows, size = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(size)
-    _add_kernel[(num_rows,)](
+    _norm_kernel[(num_rows,)](
         source,
         source if codes is None else codes,
-        source if sums is None else sums,
         gain,
         x,
         out,
-        num_rows * size,
         epsilon,
-        SPLITS=0 if sums is None else len(sums),
         GATHERS=codes is not None,
         SIZE=size,
         BLOCK=block,
@@ -223,4 +223,4 @@ def add_normalised(
         num_warps=min(16, max(1, block // 256)),
         launch_pdl=level > 0,
     )
-    return out
+    return Scaled(out)

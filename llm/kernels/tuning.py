@@ -30,7 +30,7 @@ HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 132  # processors of an H100
-SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
+SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and programs of a cluster
 SPLIT_LINES, SPLIT_BYTES = 16, 128 * 1024  # of a program's matrix: a multiple, and the most
 
 
@@ -72,10 +72,9 @@ def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = F
         lines = max(1, min(lines, SPLIT_BYTES // (2 * num_in * SPLIT_LINES)))
         stages = (64, 6) if parts == 2 else (128, 4)
         return Tiles(lines * SPLIT_LINES // parts, 1, stages[0], max(lines, 4), stages[1])
-    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
-    chunks = -(-num_in // 128)
-    most = SPLIT_BYTES // (2 * SPLIT_BLOCK * 128)
-    splits = -(-chunks // min(-(-chunks // wanted), most))  # none without inputs
+    chunks, most = -(-num_in // 128), SPLIT_BYTES // (2 * SPLIT_BLOCK * 128)
+    wanted = max(1, SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, -(-chunks // most))
+    splits = -(-chunks // -(-chunks // min(wanted, MAX_SPLITS)))  # none without inputs
     return Tiles(SPLIT_BLOCK, splits, 128, 4, 4)
 
 

@@ -5,39 +5,37 @@
     3 to 64        `SplitDepth`: `llm.kernels.split_products`
     more           `FrameLayer`: BLAS
 
-    codes ─ add_normalised ┬ multiply_split ─ attend_frame ─ multiply_split ─ add_normalised ┐
-                  layers × └ add_normalised ─ multiply_split ─ multiply_gated ───────────────┘
+    codes ─ normalise_rows ┬ multiply_split ─ attend_frame ─ add_product ┐
+                  layers × └──────────────── add_product ─ multiply_gated ┘
                            └ multiply_split ─> logits
 
 The matrices of a layer are read from memory once for each code, while each kernel takes a few
 microseconds: the kernels are few, start before the one before them ends (launch level 2), and
-ask for their part of the matrix first.
+copy their part of the matrix first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.blocks import Tiles
-from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
 from llm.kernels.split_products import (
     INPUTS,
     Scaled,
-    add_normalised,
-    multiply_added,
+    add_product,
     multiply_gated,
     multiply_split,
+    normalise_rows,
+    room_on,
 )
-
-JOINS, GAINS = True, dict[int, Tensor]()
 from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
@@ -66,7 +64,7 @@ def split_matrix(linear: Linear, *, parts: int = 1, is_whole: bool = False) -> T
         return None
     tiles = tiles_of(matrix, parts=parts, is_whole=is_whole)
     needed = tiles.shared_bytes(matrix.shape[1], MAX_SPLIT_ROWS, parts=parts)
-    return matrix if needed <= most_shared_bytes(matrix.device) else None
+    return matrix if needed <= room_on(matrix.device) else None
 
 
 class FramesOfLayers(Protocol):
@@ -108,15 +106,27 @@ class Depth(Protocol):
     def table(self, code: int) -> Tensor: ...
 
 
+class Norm(NamedTuple):
+    """x / √(Σx² + `epsilon`) × `gain`."""
+
+    gain: Tensor  # float32 [K]
+    epsilon: float
+
+    @classmethod
+    def of(cls, norm: RMSNorm) -> Norm:
+        """Return that of a layer."""
+        return cls(norm.gain.float(), norm.epsilon)
+
+
 @dataclass(frozen=True, slots=True)
 class SplitLayer:
     """Matrices [N, K] and norms of a layer."""
 
-    attention_norm: RMSNorm
+    attention_norm: Norm
     qkv: Tensor
     head_norm: HeadNorm | None
     output: Tensor
-    mlp_norm: RMSNorm
+    mlp_norm: Norm
     gate_up: Tensor
     down: Tensor
 
@@ -130,7 +140,7 @@ class SplitLayer:
         gate_up, down = split_matrix(mlp.gate_up, parts=2), split_matrix(mlp.down)
         if qkv is None or output is None or gate_up is None or down is None:
             return None
-        norms = layer.attention_norm, layer.mlp_norm
+        norms = Norm.of(layer.attention_norm), Norm.of(layer.mlp_norm)
         return cls(norms[0], qkv, weights.norm, output, norms[1], gate_up, down)
 
 
@@ -140,7 +150,7 @@ class SplitDepth:
 
     model: Depth
     layers: Sequence[SplitLayer]
-    heads: Sequence[tuple[RMSNorm, Tensor]]
+    heads: Sequence[tuple[Norm, Tensor]]
     level: int
 
     @classmethod
@@ -153,7 +163,9 @@ class SplitDepth:
     ) -> SplitDepth | None:
         """Return None if there is another matrix than `split_matrix`."""
         own = [found for layer in layers if (found := SplitLayer.of(layer)) is not None]
-        matrices = [(head.norm, split_matrix(head.linear, is_whole=True)) for head in heads]
+        matrices = [
+            (Norm.of(head.norm), split_matrix(head.linear, is_whole=True)) for head in heads
+        ]
         ends = [(norm, matrix) for norm, matrix in matrices if matrix is not None]
         if len(own) < len(layers) or len(ends) < len(heads):
             return None
@@ -184,66 +196,44 @@ class SplitFrames:
         own, book = self._own, self._num_fed - 1
         table, projection = own.model.table(book), own.model.projection
         if projection is None:
-            normed = self._feed(table, codes)
+            rows = self._feed(table, codes)
         else:
-            normed = self._feed(projection(F.embedding(codes, table)))
+            rows = self._feed(projection(F.embedding(codes, table)))
         head = own.heads[book][1]
-        logits = normed.x.new_empty(len(codes), len(head), dtype=torch.float32)
+        logits = rows.x.new_empty(len(codes), len(head), dtype=torch.float32)
         tiles = tiles_of(head, is_whole=True)
-        return multiply_split(normed, head, tiles, out=logits, level=own.level)
+        return multiply_split(rows, head, tiles, out=logits, level=own.level)
 
     def _feed(self, source: Tensor, codes: Tensor | None = None) -> Scaled:
-        """Feed the next position: rows of `source`, which `codes` name if given. Return the
-        normalised output of the last layer.
+        """Feed the next position: rows of `source`, which `codes` name if given. Return the norm of
+        the last layer's output.
         """
         layers, position = self._own.layers, self._num_fed
         self._num_fed += 1
         last_norm, _ = self._own.heads[max(position - 1, 0)]
         next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
-        normed = Scaled(self._added(source, None, layers[0].attention_norm, codes))
+        # After this kernel none starts before all of the position before have ended.
+        level, first = min(self._own.level, 1), layers[0].attention_norm
+        rows = normalise_rows(source, *first, self._x, codes=codes, level=level)
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            attended = self._attended(number, layer, normed, position)
+            attended = self._attended(number, layer, rows, position)
             if position == 0 and number == len(layers) - 1:
                 break  # of the first position only keys and values are read
-            normed = self._joined(attended, layer.output, layer.mlp_norm)
-            gated = self._gated(normed, layer.gate_up)
-            normed = self._joined(gated, layer.down, next_norm)
-        return normed
+            rows = self._added(attended, layer.output, layer.mlp_norm)
+            tiles = tiles_of(layer.gate_up, parts=2)
+            gated = multiply_gated(rows, layer.gate_up, tiles, level=self._own.level)
+            rows = self._added(gated, layer.down, next_norm)
+        return rows
 
-    def _added(
-        self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
-    ) -> Tensor:
-        """Set the rows to the source plus sums; return their norm.
-
-        The first kernel of a position ends the early starts, see `llm.kernels.frames`.
-        """
-        level = self._own.level if sums is not None else min(self._own.level, 1)
-        return add_normalised(
-            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=level
-        )
-
-    def _joined(self, x: Tensor, weight: Tensor, norm: RMSNorm) -> Scaled:
+    def _added(self, x: Tensor, weight: Tensor, norm: Norm) -> Scaled:
         """Add x [B, K] × weight [N, K]ᵀ to the rows; return their norm."""
-        if not JOINS:
-            return Scaled(self._added(self._x, self._product(Scaled(x), weight), norm))
-        tiles, level = tiles_of(weight), self._own.level
-        gain = GAINS.setdefault(id(norm), norm.gain.float())
-        return multiply_added(x, weight, tiles, self._x, gain, norm.epsilon, level=level)
+        return add_product(x, weight, tiles_of(weight), self._x, *norm, level=self._own.level)
 
-    def _product(self, x: Scaled, weight: Tensor) -> Tensor:
-        """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
-        return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
-
-    def _gated(self, x: Scaled, weight: Tensor) -> Tensor:
-        """Return silu(x gateᵀ) × (x upᵀ)."""
-        tiles = tiles_of(weight, parts=2)
-        return multiply_gated(x, weight, tiles, level=self._own.level)
-
-    def _attended(self, number: int, layer: SplitLayer, x: Scaled, position: int) -> Tensor:
+    def _attended(self, number: int, layer: SplitLayer, rows: Scaled, position: int) -> Tensor:
         """Return what a layer's queries attend to, [B, H × D]."""
         own, norm = self._own, layer.head_norm
         return attend_frame(
-            self._product(x, layer.qkv),
+            multiply_split(rows, layer.qkv, tiles_of(layer.qkv), level=own.level),
             own.model.rotations,
             self._cache[number],
             position,

@@ -213,7 +213,7 @@ def test_split_products(rows: int, num_out: int, num_in: int) -> None:
 @pytest.mark.parametrize(("num_out", "num_in"), [(1024, 2048), (1024, 3072), (152, 896)])
 def test_joined_products(rows: int, num_out: int, num_in: int) -> None:
     """A residual and its norm: close to float64, at every level the same, in a graph."""
-    from llm.kernels.split_products import Scaled, multiply_added, multiply_split
+    from llm.kernels.split_products import Scaled, add_product, multiply_split
     from llm.kernels.tuning import split_tiles
 
     x, weight = normal(rows, num_in), normal(num_out, num_in, scale=num_in**-0.5)
@@ -224,7 +224,7 @@ def test_joined_products(rows: int, num_out: int, num_in: int) -> None:
 
     def run(level: int) -> Scaled:
         added.copy_(residual)
-        found = multiply_added(x, weight, tiles, added, gain, EPSILON, level=level)
+        found = add_product(x, weight, tiles, added, gain, EPSILON, level=level)
         multiply_split(found, following, next_tiles, out=product, level=level)
         return found
 
@@ -239,15 +239,13 @@ def test_joined_products(rows: int, num_out: int, num_in: int) -> None:
     assert torch.equal(product, kept[2])
 
 
-@pytest.mark.parametrize("parts", [1, 8])
-def test_rows_are_added_and_normalised(parts: int) -> None:
-    from llm.kernels.split_products import add_normalised
+def test_rows_are_gathered_and_normalised() -> None:
+    from llm.kernels.split_products import normalise_rows
 
-    x, gain = normal(37, 1024), normal(1024)
-    sums = torch.randn(parts, 37, 1024, device="cuda")
-    expected = x.double() + sums.double().sum(0)
+    table, gain = normal(900, 1024), normal(1024).float()
+    codes = torch.randint(900, (37,), device="cuda", dtype=torch.int32)
     for level in (0, 1, 2):
-        added = x.clone()
-        found = add_normalised(added, sums, gain, EPSILON, added, level=level)
-        assert relative_error(added, expected) < TOLERANCE
-        assert relative_error(found, normalised(added, gain)) < TOLERANCE
+        x = normal(37, 1024)
+        found = normalise_rows(table, gain, EPSILON, x, codes=codes, level=level)
+        assert torch.equal(x, table[codes])
+        assert relative_error(found.x, normalised(x, gain)) < TOLERANCE

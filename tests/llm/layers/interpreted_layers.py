@@ -32,7 +32,13 @@ from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import FLOAT8, ScaledProduct, quantize_rows
-from llm.kernels.split_products import Scaled, add_normalised, multiply_added, multiply_gated, multiply_split
+from llm.kernels.split_products import (
+    Scaled,
+    add_product,
+    multiply_gated,
+    multiply_split,
+    normalise_rows,
+)
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
@@ -719,7 +725,7 @@ def emulated(
         EmulatedKernel, "folder", tmp_path_factory.mktemp("emulated"), raising=False
     )
     monkeypatch.setattr(split_products, "CudaKernel", EmulatedKernel)
-    monkeypatch.setattr(split_depth, "most_shared_bytes", lambda device: 227 * 1024)
+    monkeypatch.setattr(split_depth, "room_on", lambda device: 227 * 1024)
     split_products._kernel.cache_clear()
     yield
     split_products._kernel.cache_clear()
@@ -770,7 +776,7 @@ def test_joined_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> 
     x, weight, residual = x.to(HALF), (weight * num_in**-0.5).to(HALF), residual.to(HALF)
     gain, following = normal(num_out), normal(2 * 24, num_out, dtype=HALF)
     expected = residual.double() + x.double() @ weight.double().t()
-    found = multiply_added(x, weight, tiles, residual, gain, EPSILON)
+    found = add_product(x, weight, tiles, residual, gain, EPSILON)
     assert relative_error(residual, expected) < 3e-3
     exact = normalised(residual, gain)
     own = found.x.double() * torch.rsqrt(
@@ -785,18 +791,15 @@ def test_joined_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> 
     assert relative_error(gated, F.silu(left) * right) < 6e-3
 
 
-@pytest.mark.parametrize("parts", [0, 3])
-def test_rows_are_added_and_normalised(parts: int) -> None:
-    x, norm = normal(5, 48), RMSNorm(normal(48), 1e-5)
-    sums = normal(parts, 5, 48) if parts else None
-    expected = x + sums.sum(0) if sums is not None else x.clone()
-    found = add_normalised(x, sums, norm.gain, norm.epsilon, x)
-    assert torch.allclose(x, expected, atol=1e-6)
-    assert torch.allclose(found, norm(expected), atol=1e-5)
-    table, codes = normal(9, 48), torch.tensor([3, 0, 8, 8, 1], dtype=torch.int32)
-    found = add_normalised(table, None, norm.gain, norm.epsilon, x, codes=codes)
+def test_rows_are_gathered_and_normalised() -> None:
+    x, table, norm = normal(5, 48), normal(9, 48), RMSNorm(normal(48), 1e-5)
+    found = normalise_rows(table[2:7], norm.gain, norm.epsilon, x)
+    assert torch.equal(x, table[2:7])
+    assert torch.allclose(found.x, norm(x), atol=1e-6)
+    codes = torch.tensor([3, 0, 8, 8, 1], dtype=torch.int32)
+    found = normalise_rows(table, norm.gain, norm.epsilon, x, codes=codes)
     assert torch.equal(x, table[codes])
-    assert torch.allclose(found, norm(x), atol=1e-6)
+    assert torch.allclose(found.x, norm(x), atol=1e-6)
 
 
 def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) -> DepthTransformer:
