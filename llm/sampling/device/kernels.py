@@ -592,11 +592,11 @@ def _decide(
         tl.store(state + COUNT, tl.where(is_less, 0, count))
         tl.store(state + MASS, tl.where(is_less, 0, mass))
         tl.store(state + SOUGHT, sought)
-        _go_on(state, record, span, cut, is_found, is_less)
+        _search_next(state, record, span, cut, is_found, is_less)
 
 
 @triton.jit
-def _go_on(
+def _search_next(
     state: tl.tensor,
     record: tl.tensor,
     span: tl.tuple,

@@ -41,7 +41,7 @@ class State(IntEnum):
 
 
 class Step(IntEnum):
-    """What is left to do for a row."""
+    """Work that is left for a row."""
 
     NOTHING = 0
     DRAW = 1
