@@ -6,19 +6,17 @@ the results of all, and does what the row needs once:
 
     tops       largest logit by tile            a greedy row's token; deficits [lo, hi) that very
                                                 likely contain the cut, and few others
-    collect    histogram of [lo, hi), lists     the bin with the cut is the next [lo, hi); or, where
-               of these deficits, and the       it is in no bin, the deficits on that side
-               mass below lo, by tile
-    narrow     histogram of [lo, hi), from      the same
-    (twice)    the lists
+    collect    histogram and list of [lo, hi),  the bin with the cut, and the cut, if that bin's
+               and the mass below lo by tile    deficits are listed and few
+    narrow     histogram of [lo, hi), which     as above: first in wide bins, then in bins of one
+    (twice)    is that bin, or where the cut    deficit each
+               is instead
     masses     kept mass and ties at the cut,   the tile, then the column, where the draw falls; the
-               from the lists, by tile          history
+               from the list, by tile           history
 
-A row's first histogram has wide bins, the next one a deficit in each bin; `top_k` and `top_p`
-together need a third, and so does a cut that was not in the first. A row that has its cut skips the
-others. Only `tops` and `collect` read whole rows, and `collect` no tiles below the cut of top_k. A
-tile with more deficits in [lo, hi) than its list holds is read again, and where the cut is
-elsewhere, the row is.
+A row that has its cut skips `narrow`: nearly all do. Only `tops` and `collect` read whole rows, and
+`collect` no tiles below the cut of top_k. Tiles that the list has no room for are read again, and
+where the cut is not in the list, the row is.
 
 All sums that decide are of integers: the order and the number of programs never change a result.
 Floats are only added, subtracted, multiplied and divided, never fused; but for the guess where the
@@ -42,14 +40,17 @@ from llm.sampling.device.parts import (
     BINS,
     BY_COUNT,
     BY_MASS,
+    CONCENTRATED,
     COUNT,
     CUT,
     CUT_END,
     DEFICIT_END,
     DRAW,
     EVERYTHING,
+    FINAL,
     FIRST_HI,
     FLAGS,
+    GATHERED,
     GROUP,
     HAS_CUT,
     HAS_PENALTIES,
@@ -57,6 +58,7 @@ from llm.sampling.device.parts import (
     HAS_TOP_P,
     HI,
     INDEX,
+    LIKELY_END,
     LISTED,
     LO,
     LOWEST,
@@ -64,6 +66,8 @@ from llm.sampling.device.parts import (
     NO_COLUMN,
     NOTHING,
     NUM_BINS,
+    NUM_FINAL,
+    NUM_LISTED,
     ONE_COUNT,
     RANDOM,
     SCALE,
@@ -81,6 +85,7 @@ from llm.sampling.device.parts import (
     SamplingInputs,
     State,
     adjusted,
+    all_bits,
     clear_bins,
     count_token,
     deficit_of,
@@ -101,7 +106,8 @@ from llm.sampling.device.parts import (
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
-MAX_REGISTERS = 80  # of a thread: what a row needs once must not keep tiles from being read at once
+LIST_SHARE = 8  # a row's list has room for one of so many logits
+MAX_REGISTERS = 64  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
 WHOLE_WARPS = 8
@@ -124,6 +130,7 @@ class Scratch:
             self.level = 1
 
         divided = 0 if self.is_whole else max_rows
+        list_room = self.num_tiles * tile // LIST_SHARE
 
         def empty(width: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(divided, width, dtype=dtype, device=device)
@@ -138,8 +145,10 @@ class Scratch:
             mass=empty(room, torch.int64),
             base=empty(room, torch.int64),
             listed=empty(room, torch.int32),
-            lists=empty(self.num_tiles * SLOTS.value, torch.int32),
-            num_tiles=self.num_tiles,
+            lists=empty(list_room, torch.int32),
+            list_room=list_room,
+            offsets=empty(room, torch.int32),
+            final=empty(NUM_FINAL, torch.int32),
             ties=empty(room, torch.int32),
             tokens=torch.empty(max_rows, 1, dtype=torch.int32, device=device),
         )
@@ -222,7 +231,7 @@ def _whole_cut(
         if (flags & HAS_TOP_P) != 0:
             mass = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
             sought = limit_of(mass + ties * weight_of(found), inputs, row)
-            found = heaviest(deficits, weights, sought)
+            found = heaviest(deficits, weights, sought, all_bits())
             weight = weight_of(found)
             less = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
             ties = (sought - less + weight - 1) // tl.maximum(weight, 1)
@@ -345,7 +354,7 @@ def _start(
         top_k = tl.load(record + TOP_K)
         sought = top_k.to(tl.int64)
         if top_k * tile <= width:  # so many tiles have a maximum that is not below the last of them
-            last = smallest(deficit_of(inputs, row, largest, tops), top_k)
+            last = smallest(deficit_of(inputs, row, largest, tops), top_k, all_bits())
             hi = tl.minimum(hi, last + 1)
     elif (flags & HAS_TOP_P) != 0:
         step = tl.full([], BY_MASS, tl.int32)
@@ -354,7 +363,11 @@ def _start(
         masses = tl.load(sums, mask=tiles * tile < width, other=0.0)
         scale = tl.load(record + SCALE).to(tl.float32, bitcast=True)
         masses *= tl.exp2((tops - largest) * scale)
-        lo, hi = guess(inputs, row, largest, tl.sum(masses, axis=0))
+        mass = tl.sum(masses, axis=0)
+        if mass < CONCENTRATED:  # few tokens are likely, and few lie within this bound
+            hi = tl.minimum(hi, LIKELY_END)
+        else:
+            lo, hi = guess(inputs, row, largest, mass)
     state = workspace.states + row * STATE_WORDS
     tl.store(state + STEP_LEFT, step.to(tl.int64))
     tl.store(state + LO, lo.to(tl.int64))
@@ -365,6 +378,7 @@ def _start(
     tl.store(state + SOUGHT, sought)
     tl.store(state + FIRST_HI, hi.to(tl.int64))
     tl.store(state + TOTAL, tl.zeros([], tl.int64))
+    tl.store(state + NUM_LISTED, tl.zeros([], tl.int64))
     tl.store(state + CUT, tl.load(record + DEFICIT_END).to(tl.int64))
     tl.store(state + TIES, tl.zeros([], tl.int64))
     tl.store(state + LISTED, (step >= BY_MASS).to(tl.int64))
@@ -431,6 +445,7 @@ def _collect(
     for start in range(program * tile, width, programs * tile):
         place = row * room + start // tile
         mass, num_listed = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
+        offset = tl.zeros([], tl.int32)
         if _top_deficit(inputs, workspace, row, largest, place) < needed:
             deficits = _deficits(inputs, row, largest, start, tile)
             weights = weight_of(deficits)
@@ -444,12 +459,16 @@ def _collect(
             by_lane = tl.sum(ones, axis=0)
             before = tl.cumsum(by_lane, axis=0) - by_lane
             slots = tl.reshape(before[None, :] + tl.cumsum(ones, axis=0) - 1, [tile])
-            targets = _list_of(workspace, row, start // tile) + slots
-            tl.store(targets, deficits, mask=is_listed & (slots < SLOTS))
             num_listed = tl.sum(by_lane, axis=0)
+            taken = tl.atomic_add(state + NUM_LISTED, num_listed.to(tl.int64), sem="relaxed")
+            offset = taken.to(tl.int32)
+            slots += offset
+            targets = workspace.lists + row * workspace.list_room + slots
+            tl.store(targets, deficits, mask=is_listed & (slots < workspace.list_room))
         below += mass
         tl.store(workspace.base + place, mass)
         tl.store(workspace.listed + place, num_listed)
+        tl.store(workspace.offsets + place, offset)
     tl.atomic_add(state + TOTAL, tl.sum(total, axis=0), sem="relaxed")
     tl.atomic_add(state + MASS, below, sem="relaxed")
     if _is_last(workspace, row, programs):
@@ -475,63 +494,13 @@ def _narrow(
     bins = _bins_of(workspace, row, shift)
     largest = tl.load(workspace.largest + row)
     width = tl.load(inputs.records + row * WORDS + WIDTH)
-    if tl.load(state + LISTED) != 0:
-        for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
-            deficits, listed = _listed(workspace, row, first, width, tile, room)
+    for start in range(program * tile, width, programs * tile):
+        place = row * room + start // tile
+        if _top_deficit(inputs, workspace, row, largest, place) < hi:
+            deficits = _deficits(inputs, row, largest, start, tile)
             _count(bins, deficits, weight_of(deficits), lo, hi, shift)
-            if tl.max(listed, axis=0) > SLOTS:
-                for other in range(first, first + GROUP):
-                    if _is_long(workspace, row, other, width, tile, room):
-                        every = _deficits(inputs, row, largest, other * tile, tile)
-                        _count(bins, every, weight_of(every), lo, hi, shift)
-    else:
-        for start in range(program * tile, width, programs * tile):
-            place = row * room + start // tile
-            if _top_deficit(inputs, workspace, row, largest, place) < hi:
-                every = _deficits(inputs, row, largest, start, tile)
-                _count(bins, every, weight_of(every), lo, hi, shift)
     if _is_last(workspace, row, programs):
         _decide(inputs, workspace, row, (lo, hi, shift), False)
-
-
-@triton.jit
-def _list_of(workspace: SamplerWorkspace, row: tl.tensor, place: tl.tensor) -> tl.tensor:
-    """Return the list of a row's tile."""
-    return workspace.lists + (row * workspace.num_tiles + place) * SLOTS
-
-
-@triton.jit
-def _listed(
-    workspace: SamplerWorkspace,
-    row: tl.tensor,
-    first: tl.tensor,
-    width: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the listed deficits [GROUP, SLOTS] of a group of tiles from `first` on, `EVERYTHING`
-    where there is none, and how many each tile has.
-    """
-    tiles = first + tl.arange(0, GROUP)
-    listed = tl.load(workspace.listed + row * room + tiles, mask=tiles * tile < width, other=0)
-    slots = tl.arange(0, SLOTS)[None, :]
-    is_there = (slots < listed[:, None]) & (listed[:, None] <= SLOTS)
-    lists = _list_of(workspace, row, tiles[:, None]) + slots
-    return tl.load(lists, mask=is_there, other=EVERYTHING), listed
-
-
-@triton.jit
-def _is_long(
-    workspace: SamplerWorkspace,
-    row: tl.tensor,
-    place: tl.tensor,
-    width: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> tl.tensor:
-    """Whether a tile has more deficits than its list."""
-    listed = workspace.listed + row * room + place
-    return tl.load(listed, mask=place * tile < width, other=0) > SLOTS
 
 
 @triton.jit
@@ -562,10 +531,14 @@ def _decide(
     is_found = (cut < span[1]) & (is_less == 0)
     if (is_first & by_count & has_both) == 0:
         clear_bins(bins, span)
+    is_exact = span[2] == 0
+    if is_first & is_found & (span[2] > 0):
+        is_exact, cut, count, mass = _among_listed(
+            workspace, row, (cut, span[1], span[2]), by_count, count, mass, sought
+        )
     ties, kept = _ties_of(cut, by_count, count, mass, sought)
-    is_over = (is_found & (span[2] == 0)) | (
-        (cut >= span[1]) & (span[1] == tl.load(record + CUT_END))
-    )
+    is_missing = (cut >= span[1]) & (span[1] == tl.load(record + CUT_END))
+    is_over = (is_found & is_exact) | is_missing
     if is_over & by_count & has_both:  # now for the cut of top_p, in the first histogram
         by_count = by_count & (by_count == 0)
         sought = limit_of(kept, inputs, row)
@@ -575,9 +548,13 @@ def _decide(
         zero = tl.zeros([], tl.int64)
         cut, count, mass = find_bin(bins, span, by_count, zero, zero, sought)
         clear_bins(bins, span)
-        ties, _ = _ties_of(cut, by_count, count, mass, sought)
         is_found = cut < hi
         is_over = span[2] == 0
+        if is_first & (span[2] > 0):
+            is_over, cut, count, mass = _among_listed(
+                workspace, row, (cut, hi, span[2]), by_count, count, mass, sought
+            )
+        ties, _ = _ties_of(cut, by_count, count, mass, sought)
     tl.debug_barrier()  # all threads must have read
     if is_over:
         end = tl.load(record + DEFICIT_END)
@@ -592,11 +569,56 @@ def _decide(
         tl.store(state + COUNT, tl.where(is_less, 0, count))
         tl.store(state + MASS, tl.where(is_less, 0, mass))
         tl.store(state + SOUGHT, sought)
-        _go_on(state, record, span, cut, is_found, is_less)
+        _search_next(state, record, span, cut, is_found, is_less)
 
 
 @triton.jit
-def _go_on(
+def _among_listed(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    span: tl.tuple,
+    by_count: tl.tensor,
+    count: tl.tensor,
+    mass: tl.tensor,
+    sought: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return whether the cut in the first bin of a span is found among the listed deficits, the
+    cut, and the count and the mass below it; else what was known: the bin's begin, and those below.
+    """
+    lo, hi, shift = span
+    hi = tl.minimum(hi, ((lo >> shift) + 1) << shift)
+    num_listed = tl.load(workspace.states + row * STATE_WORDS + NUM_LISTED).to(tl.int32)
+    is_whole = num_listed <= workspace.list_room
+    num_listed = tl.where(is_whole, num_listed, 0)
+    final = workspace.final + row * FINAL
+    num_final = tl.zeros([], tl.int32)
+    for start in range(0, num_listed, GATHERED):
+        places = start + tl.arange(0, GATHERED)
+        lists = workspace.lists + row * workspace.list_room + places
+        deficits = tl.load(lists, mask=places < num_listed, other=EVERYTHING)
+        is_within = (deficits >= lo) & (deficits < hi)
+        slots = num_final + tl.cumsum(is_within.to(tl.int32), axis=0) - 1
+        tl.store(final + slots, deficits, mask=is_within & (slots < FINAL))
+        num_final += tl.sum(is_within.to(tl.int32), axis=0)
+    tl.debug_barrier()  # all threads must have stored
+    is_exact = is_whole & (num_final <= FINAL)
+    cut = lo
+    if is_exact:
+        places = tl.arange(0, FINAL)
+        values = tl.load(final + places, mask=places < num_final, other=EVERYTHING)
+        weights = tl.where(places < num_final, weight_of(values), 0)
+        if by_count:
+            cut += smallest(values - lo, (sought - count).to(tl.int32), shift)
+        else:
+            cut += heaviest(values - lo, weights, sought - mass, shift)
+        count += tl.sum((values < cut).to(tl.int64), axis=0)
+        mass += tl.sum(tl.where(values < cut, weights, 0), axis=0)
+    tl.debug_barrier()  # all threads must have read
+    return is_exact, cut, count, mass
+
+
+@triton.jit
+def _search_next(
     state: tl.tensor,
     record: tl.tensor,
     span: tl.tuple,
@@ -649,31 +671,58 @@ def _masses(
     begin = row * room
     if tl.load(state + LISTED) != 0:
         for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
-            deficits, listed = _listed(workspace, row, first, width, tile, room)
-            tiles = first + tl.arange(0, GROUP)
-            is_whole = (tiles * tile < width) & (listed <= SLOTS)
-            mass = tl.load(workspace.base + begin + tiles, mask=is_whole, other=0)
-            mass += tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=1)
-            ties = tl.sum((deficits == cut).to(tl.int32), axis=1)
-            tl.store(workspace.mass + begin + tiles, mass, mask=is_whole)
-            tl.store(workspace.ties + begin + tiles, ties, mask=is_whole)
-            if tl.max(listed, axis=0) > SLOTS:
-                for other in range(first, first + GROUP):
-                    if _is_long(workspace, row, other, width, tile, room):
-                        every = _deficits(inputs, row, largest, other * tile, tile)
-                        _keep(workspace, begin + other, every, cut)
+            is_whole = _sum_lists(workspace, row, first, cut, width, tile, room)
+            if tl.sum(is_whole.to(tl.int32), axis=0) < GROUP:
+                for place in range(first, tl.minimum(first + GROUP, tl.cdiv(width, tile))):
+                    end = tl.load(workspace.offsets + begin + place)
+                    end += tl.load(workspace.listed + begin + place)
+                    if end > workspace.list_room:
+                        every = _deficits(inputs, row, largest, place * tile, tile)
+                        _keep(workspace, begin + place, every, cut)
     else:
         for start in range(program * tile, width, programs * tile):
-            place = begin + start // tile
-            if _top_deficit(inputs, workspace, row, largest, place) <= cut:
+            if _top_deficit(inputs, workspace, row, largest, begin + start // tile) <= cut:
                 every = _deficits(inputs, row, largest, start, tile)
-                _keep(workspace, place, every, cut)
+                _keep(workspace, begin + start // tile, every, cut)
             else:
-                tl.store(workspace.mass + place, tl.zeros([], tl.int64))
-                tl.store(workspace.ties + place, tl.zeros([], tl.int32))
+                tl.store(workspace.mass + begin + start // tile, tl.zeros([], tl.int64))
+                tl.store(workspace.ties + begin + start // tile, tl.zeros([], tl.int32))
     if _is_last(workspace, row, programs):
         column = _drawn(inputs, workspace, row, largest, tile, room)
         _finish(inputs, workspace.tokens, row, column)
+
+
+@triton.jit
+def _sum_lists(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    first: tl.tensor,
+    cut: tl.tensor,
+    width: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> tl.tensor:
+    """Store the mass before the cut, and the ties at it, of a group of tiles from `first` on.
+    Return which of them are in the row's list as a whole: only these are stored.
+    """
+    tiles = first + tl.arange(0, GROUP)
+    is_there = tiles * tile < width
+    places = row * room + tiles
+    listed = tl.load(workspace.listed + places, mask=is_there, other=0)
+    offsets = tl.load(workspace.offsets + places, mask=is_there, other=0)
+    is_whole = is_there & (offsets + listed <= workspace.list_room)
+    mass = tl.load(workspace.base + places, mask=is_whole, other=0)
+    ties = tl.zeros([GROUP], tl.int32)
+    for start in range(0, tl.max(tl.where(is_whole, listed, 0), axis=0), SLOTS):
+        slots = start + tl.arange(0, SLOTS)[None, :]
+        lists = workspace.lists + row * workspace.list_room + offsets[:, None] + slots
+        is_listed = is_whole[:, None] & (slots < listed[:, None])
+        deficits = tl.load(lists, mask=is_listed, other=EVERYTHING)
+        mass += tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=1)
+        ties += tl.sum((is_listed & (deficits == cut)).to(tl.int32), axis=1)
+    tl.store(workspace.mass + places, mass, mask=is_whole)
+    tl.store(workspace.ties + places, ties, mask=is_whole)
+    return is_whole | (is_there == 0)
 
 
 @triton.jit
