@@ -253,6 +253,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Allocate the planned KV pool, and the pool of recurrent states if the model has them."""
         if self.memory_plan is None:
             raise RuntimeError("plan the memory before the pool is allocated")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the pool is one piece, and needs what loading has left
         num_layers = self._model_class.num_kv_layers(self.huggingface_config)
         self.token_to_kv_pool = KVPool(
             num_layers=num_layers if self._model_class.uses_kv_pool else 0,
