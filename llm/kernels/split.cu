@@ -20,7 +20,7 @@
 
 #define SHARE ((ROWS + SPLITS - 1) / SPLITS)  // rows that a program of a cluster adds
 #define FOURS (LINES / 4)
-#define TURNS ((SHARE * FOURS + THREADS - 1) / THREADS)
+#define TURNS ((SHARE * FOURS + THREADS - 1) / THREADS)  // of a program's threads
 
 struct Arguments {
     const u16* x;  // [num_rows, num_in]
@@ -70,6 +70,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(Arguments given) {
                       given.weight + (exists ? source * given.num_in + input : 0), 16, exists);
         }
     }
+#if SPLITS
+    // Rows and outputs of a thread, four at a time, which it adds to the residual.
+    const int own_row = blockIdx.y * SHARE + threadIdx.x / FOURS, next_row = THREADS / FOURS;
+    const int own_out = threadIdx.x % FOURS * 4, column = first_out + own_out;
+    const int end = min(given.num_rows, ((int)blockIdx.y + 1) * SHARE);
+    const bool has_column = column < given.num_out;
+    float4 gain = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (has_column) gain = *(const float4*)(given.gain + column);
+#endif
     if (given.level > 0) wait_for_predecessor();
     if (given.level == 1) launch_dependents();
 
@@ -99,13 +108,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(Arguments given) {
     }
 #endif
 #if SPLITS
-    uint2 old[TURNS];
+    uint2 old[TURNS] = {};
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        const int i = turn * THREADS + threadIdx.x, row = blockIdx.y * SHARE + i / FOURS;
-        const int output = first_out + i % FOURS * 4;
-        if (i < SHARE * FOURS && row < given.num_rows && output < given.num_out)
-            old[turn] = *(const uint2*)(given.residual + (long long)row * given.num_out + output);
+        const int row = own_row + turn * next_row;
+        if (has_column && row < end)
+            old[turn] = *(const uint2*)(given.residual + (long long)row * given.num_out + column);
     }
 #endif
     float sums[OWN][4] = {};
@@ -141,16 +149,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(Arguments given) {
     wait_for_cluster();
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        const int i = turn * THREADS + threadIdx.x, row = blockIdx.y * SHARE + i / FOURS;
-        const int output = first_out + i % FOURS * 4;
-        const bool exists = i < SHARE * FOURS && row < given.num_rows && output < given.num_out;
+        const int row = own_row + turn * next_row;
+        const bool exists = has_column && row < end;
         float square = 0.0f;
         if (exists) {
             float4 parts[SPLITS];
-            const u32 address = shared_address(totals + spot(row, i % FOURS * 4));
+            const u32 address = shared_address(totals + spot(row, own_out));
 #pragma unroll
             for (int part = 0; part < SPLITS; part++) parts[part] = load_from(part, address);
-            const float4 gain = *(const float4*)(given.gain + output);
             float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int part = 0; part < SPLITS; part++) {
@@ -166,14 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(Arguments given) {
             const float c = number(found.y, 0), d = number(found.y, 1);
             scaled.x = narrow(a * gain.x, b * gain.y);
             scaled.y = narrow(c * gain.z, d * gain.w);
-            const long long target = (long long)row * given.num_out + output;
+            const long long target = (long long)row * given.num_out + column;
             *(uint2*)(given.residual + target) = found;
             *(uint2*)((u16*)given.out + target) = scaled;
             square = a * a + b * b + c * c + d * d;
         }
 #pragma unroll
         for (int step = 1; step < FOURS; step *= 2) square += __shfl_xor_sync(0xffffffffu, square, step);
-        if (exists && i % FOURS == 0) given.new_squares[row * gridDim.x + blockIdx.x] = square;
+        if (exists && own_out == 0) given.new_squares[row * gridDim.x + blockIdx.x] = square;
     }
     wait_for_cluster();  // or another program reads what does not exist any more
 #else

@@ -4,6 +4,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,8 @@
 #define __align__(bytes)
 #define __launch_bounds__(...)
 #define __expf expf
+
+using std::min;
 
 typedef unsigned int u32;
 typedef unsigned short u16;
