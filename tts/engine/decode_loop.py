@@ -220,9 +220,9 @@ class DecodeLoop:
             return bool(self._ready or self._launched or self._dirty)
         finally:
             self.wakeups.flush()
-            if self._was_silent:
-                self._was_silent = False
+            if self._was_silent and len(self._tasks) < FEW:
                 time.sleep(self.poll_s)  # the readers' thread takes the interpreter lock meanwhile
+            self._was_silent = False
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:
         """Deliver the audio of calls that end; see `StepHook`.
