@@ -59,6 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the interpreted programs in the background, unless several processes run the tests."""
     gc.freeze()  # half a million objects of modules and tests, which every collection would visit
+    gc.set_threshold(10_000, 20, 20)  # seldom: what tests import later is visited, too
     gc.enable()
     if session.config.option.collectonly:
         return

@@ -75,6 +75,9 @@ class Compiler:
 
     def __init__(self) -> None:
         self.has_failed = False
+        # Without a GPU torch keeps a guard that belongs to the thread that compiled first, and uses
+        # it after the end of that thread, too: an engine's. The thread that loads models stays.
+        torch._C._ensureCUDADeviceGuardSet()
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, compiled at its first call: without graph breaks, for any number of

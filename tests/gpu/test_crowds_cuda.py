@@ -12,7 +12,7 @@ import torch
 from benchmarks.engine_load import Job, Load, pipeline_of, release_memory, running
 from benchmarks.shapes import LLAMA_1B, Shape
 from llm.runner.memory_planning import MAX_ROWS
-from tests.llm.engine.flood import Lengths, throw
+from tests.llm.engine.flood import Flood, throw
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 
 pytestmark = [
@@ -48,7 +48,7 @@ def test_a_flood_on_a_small_pool(tmp_path: Path) -> None:
         max_batch_size=64,
         enable_overlap_scheduler=True,
     )
-    stats = throw(config, Lengths(prompt=40, output=60))
+    stats = throw(config, Flood(4096, prompt=40, output=60))
     assert stats.graphs is not None
     assert stats.graphs.replays > 0
     assert stats.graphs.prompt_replays > 0

@@ -230,9 +230,16 @@ class Reference:
 
     def logits(self, prompt: Sequence[Token], frame: Sequence[int]) -> list[Tensor]:
         """Return the logits of the codes of the frame after `prompt`, given its codes before."""
+        return self._code_logits(self._state(prompt), frame)
+
+    def _state(self, prompt: Sequence[Token]) -> Tensor:
+        """Return the talker's hidden state [hidden] behind a prompt."""
         with torch.no_grad():
             inputs = torch.stack([self.embedded(token) for token in prompt])[None]
-            state = self.talker(inputs_embeds=inputs).last_hidden_state[0, -1]
+            return self.talker(inputs_embeds=inputs).last_hidden_state[0, -1]
+
+    def _code_logits(self, state: Tensor, frame: Sequence[int]) -> list[Tensor]:
+        with torch.no_grad():
             first = self.weights["talker.codec_head.weight"] @ state
             codes = [self.code(book, code) for book, code in enumerate(frame[: CODEBOOKS - 1])]
             x = torch.stack([state, *codes])
@@ -254,8 +261,9 @@ class Reference:
         tokens, found = [*prompt], list[tuple[int, ...]]()
         while len(found) < count:
             frame: list[int] = []
+            state = self._state(tokens)
             for book in range(CODEBOOKS):
-                row = self.logits(tokens, [*frame, 0])[book]
+                row = self._code_logits(state, [*frame, 0])[book]
                 if book == 0 and adjust is not None:
                     row = adjust([one[0] for one in found], row)
                 frame.append(int(row.argmax()))

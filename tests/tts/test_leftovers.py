@@ -143,12 +143,12 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
                 await later.logged("listening on")
                 assert not left & set(names(temporary))
                 assert set(kept) < set(names(temporary))
-                async with stub_of(address) as stub:
-                    spoken = [r async for r in stub.SynthesizeStream(stream_request())]
-                    assert grouped(spoken).data
                 later.process.terminate()
                 assert await later.ended() == 0
             assert names(temporary) == kept
+            async with stub_of(address) as stub:
+                spoken = [r async for r in stub.SynthesizeStream(stream_request())]
+                assert grouped(spoken).data
             living.process.terminate()
             assert await living.ended() == 0
         assert names(temporary) == []

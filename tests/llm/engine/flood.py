@@ -1,4 +1,4 @@
-"""4,096 requests at once on an engine of any device: they take turns, and all of them end."""
+"""Many requests at once on an engine of any device: they take turns, and all of them end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from llm.engine.types import EngineStats
 from llm.request import FinishReason, Request, SamplingParams, TokenChunk
 from tests.deadlines import HANG_S
 
-NUM_REQUESTS = 4096
-
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Maximum lengths; each request has its own."""
+class Flood:
+    """The number of requests, and the maximum lengths; each request has its own."""
 
+    requests: int
     prompt: int
     output: int
 
 
-def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
+def throw(config: PipelineConfig, flood: Flood) -> EngineStats:
     """Run the requests; return the statistics once all have ended and nothing is held."""
     engine = create_engine(config)
     ends: Counter[FinishReason] = Counter()
@@ -34,14 +33,14 @@ def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
             ends[chunk.finish_reason] += 1
             num_tokens[chunk.request_id] = chunk.output_tokens
 
-    requests = requests_of(lengths)
+    requests = requests_of(flood)
     for request in requests:
         engine.submit(request, sink)
     engine.start()
     try:
         assert engine.drain(HANG_S)
         stats = engine.stats()
-        assert ends == {FinishReason.LENGTH: NUM_REQUESTS}
+        assert ends == {FinishReason.LENGTH: flood.requests}
         assert num_tokens == {r.request_id: r.sampling.max_tokens for r in requests}
         assert stats.preemptions > 0
         assert (stats.failed_steps, stats.used_pages) == (0, 0)
@@ -51,12 +50,12 @@ def throw(config: PipelineConfig, lengths: Lengths) -> EngineStats:
         engine.shutdown()
 
 
-def requests_of(lengths: Lengths) -> list[Request]:
+def requests_of(flood: Flood) -> list[Request]:
     """Return the same requests each time, of tokens 4 to 95."""
     draw, made = Random(4), []
-    for number in range(NUM_REQUESTS):
-        prompt = tuple(draw.randrange(4, 96) for _ in range(draw.randint(1, lengths.prompt)))
-        count = draw.randint(1, lengths.output)
+    for number in range(flood.requests):
+        prompt = tuple(draw.randrange(4, 96) for _ in range(draw.randint(1, flood.prompt)))
+        count = draw.randint(1, flood.output)
         sampling = SamplingParams(seed=number, max_tokens=count, ignore_eos=True)
         made.append(Request(f"r{number}", prompt, sampling))
     return made

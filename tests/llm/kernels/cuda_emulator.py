@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,31 +14,35 @@ from llm.kernels import cuda
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
 SOURCES = Path(cuda.__file__).parent
-OPTIONS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC")
+OPTIONS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC")
 
 
 class EmulatedKernel:
     """Takes the place of `llm.kernels.cuda.CudaKernel`."""
 
-    folder: Path  # of what is compiled
+    folder: Path  # of what is compiled, and found there by later kernels with the same macros
 
     def __init__(
         self, source: str, name: str, macros: Mapping[str, int], device: torch.device
     ) -> None:
-        unit = "\n".join(
-            (
-                f'#include "{HEADER}"',
-                f'#include "{SOURCES / source}"',
-                f"static void run_thread(const Arguments& given) {{ {name}(given); }}",
-            )
-        )
-        key = "_".join(map(str, (name, *macros.values())))
-        code, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
-        code.write_text(unit, encoding="utf-8")
         defined = [f"-D{key}={value}" for key, value in macros.items()]
-        command = ["g++", *OPTIONS, *defined, "-w", "-o", str(library), str(code)]
-        subprocess.run(command, check=True, timeout=120)
+        library = self.folder / f"{name}{''.join(defined)}.so"
+        if not library.exists():
+            code = library.with_suffix(".cpp")
+            code.write_text(
+                f'#include "{SOURCES / source}"\n'
+                f"static void run_thread(const Arguments& given) {{ {name}(given); }}"
+            )
+            _compile("-include", self._header(), *defined, "-shared", "-o", library, code)
         self._library = ctypes.CDLL(str(library))
+
+    def _header(self) -> Path:
+        """Return the emulator, compiled once: that takes as long as a kernel."""
+        header = self.folder / HEADER.name
+        if not header.exists():
+            _compile("-x", "c++-header", "-o", f"{header}.gch", HEADER)
+            shutil.copy(HEADER, header)
+        return header
 
     def launch(
         self,
@@ -54,3 +59,7 @@ class EmulatedKernel:
             *grid, num_threads, shared_bytes, cluster, ctypes.byref(arguments)
         )
         assert is_inside, "a program wrote beyond its shared memory"
+
+
+def _compile(*arguments: str | Path) -> None:
+    subprocess.run(["g++", *OPTIONS, "-w", *map(str, arguments)], check=True, timeout=120)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,16 +41,17 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
 @pytest.fixture(autouse=True)
-def emulated(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two processors, so that programs have several tiles."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    monkeypatch.setattr(
-        EmulatedKernel, "folder", tmp_path_factory.mktemp("emulated"), raising=False
-    )
+    monkeypatch.setattr(EmulatedKernel, "folder", folder, raising=False)
     monkeypatch.setattr(packed, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(packed, "_processors", lambda device: 2)
     monkeypatch.setattr(packed, "most_shared_bytes", lambda device: 227 * 1024)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +50,11 @@ def repair_interpreter() -> None:
 
     interpreter._get_np_dtype = numpy_type
     patch_once_per_launch()
+    make_shapes_once()
+    # Each integer operation is also computed in 64 bits, for an assertion that is not made.
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def patch_once_per_launch() -> None:
@@ -66,3 +74,30 @@ def patch_once_per_launch() -> None:
 
     interpreter._patch_lang = patched
     interpreter.InterpretedFunction.__call__ = called
+
+
+def make_shapes_once() -> None:
+    """Share the shapes of all tensors and types: they are tuples of objects, made for each."""
+    core = tl.core
+
+    @cache
+    def of_tensors(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(sizes)), core.tuple(list(map(core.constexpr, sizes)))
+
+    @cache
+    def of_types(sizes: tuple[int, ...]) -> tuple[Any, int]:
+        return core.tuple(sizes), core.validate_block_shape(sizes)
+
+    def init_tensor(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = of_tensors(tuple(kind.shape) if kind.is_block() else ())
+
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        assert sizes
+        self.element_ty = element_ty
+        self.shape, self.numel = of_types(sizes)
+        self.name = f"<{sizes}, {element_ty}>"
+
+    core.tensor.__init__ = init_tensor
+    core.block_type.__init__ = init_type

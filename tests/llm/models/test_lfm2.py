@@ -37,7 +37,7 @@ from tests.llm.lora.adapters import merge, write_adapter
 from tests.llm.models import engine_kinds
 from tests.llm.models.engine_kinds import tokens_of
 
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 END = LFM2["eos_token_id"]  # counted, but not delivered
 PROMPTS = [tuple(random_ids(length, 96, seed=length)) for length in (5, 1, 40, 2, 17, 33)]
 OTHER = {

@@ -35,7 +35,7 @@ from tests.llm.models import engine_kinds
 from tests.llm.models.engine_kinds import tokens_of
 from tests.llm.qwen3_moe_checkpoints import write_qwen3_moe
 
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 END = 3  # counted, but not delivered
 PROMPTS = [tuple(random_ids(length, 96, seed=length)) for length in (5, 1, 40, 2, 17, 33)]
 SOME_LAYERS = {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]}
@@ -122,7 +122,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
         pipeline_config(f, max_batch_size=3, max_batch_input_tokens=7)
     ),
     "few pages": lambda f: create_engine(
-        pipeline_config(f, num_pages=25, page_size=4, max_length=64, kvcache_ce_watermark=1.0)
+        pipeline_config(f, num_pages=18, page_size=4, max_length=64, kvcache_ce_watermark=1.0)
     ),
     "compiled": lambda f: create_engine(pipeline_config(f, use_legacy_module=False)),
     "idle forwards": lambda f: create_engine(pipeline_config(f, execute_empty_batches=True)),

@@ -44,7 +44,7 @@ from tests.llm.qwen3_next_checkpoints import (
     write_qwen3_next,
 )
 
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 END = QWEN3_NEXT["eos_token_id"]  # counted, but not delivered
 PROMPTS = [tuple(random_ids(length, 96, seed=length)) for length in (5, 1, 40, 2, 17, 33)]
 OTHER: dict[str, Any] = {

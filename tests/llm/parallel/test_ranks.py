@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
 from llm.errors import EngineStoppedError
 from llm.pipeline.ranks import RankLaunch
@@ -38,34 +39,65 @@ RANK_PROCESS = "llm.pipeline.rank_process"
 PROGRAM = """
 import pickle, sys, time
 from llm.pipeline.ranks import RankLeader
-leader = RankLeader(pickle.load(sys.stdin.buffer))
-print(leader.folder, *leader.process_ids, flush=True)
+config = pickle.load(sys.stdin.buffer)
+leaders = [RankLeader(config) for _ in range(2)]
+for leader in leaders:
+    print(leader.folder, *leader.process_ids, flush=True)
 time.sleep(600)
 """
 
 
+def ranks_config(folder: Path, num_ranks: int, **keys: object) -> PipelineConfig:
+    return split_config(folder, num_ranks, sampling={"enable_penalties": True}, **keys)
+
+
 def run(folder: Path, num_ranks: int, **keys: object) -> list[list[int]]:
-    config = split_config(folder, num_ranks, sampling={"enable_penalties": True}, **keys)
-    engine = create_engine(config)
+    engine = create_engine(ranks_config(folder, num_ranks, **keys))
     found = tokens(engine)
     engine.shutdown()
     pipeline_of(engine).shutdown()
     return found
 
 
-def test_ranks_generate_the_tokens_of_one(folder: Path) -> None:
+def test_ranks_generate_the_tokens_of_one_until_one_is_killed(folder: Path) -> None:
+    """Between requests, which an engine without work notices, too."""
     keys = {"max_num_steps": 5, "max_batch_input_tokens": 32}
     expected = run(folder, 1, **keys)
     assert min(map(len, expected)) > 12
-    assert run(folder, 4, **keys) == expected
+    engine = create_engine(ranks_config(folder, 4, **keys))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    assert tokens(engine) == expected
+    os.kill(leader.process_ids[1], signal.SIGKILL)
+    wait_stopped(engine)
+    assert leader.is_lost
+    pipeline_of(engine).shutdown()
+    for process_id in leader.process_ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
 
 
-def test_ranks_with_experts_generate_the_tokens_of_one(tmp_path: Path) -> None:
-    """Each expert is cut; of the idle ranks below, each has whole ones."""
+def test_ranks_with_experts_generate_the_tokens_of_one_until_one_is_killed(tmp_path: Path) -> None:
+    """Each expert is cut; of the idle ranks below, each has whole ones. The rank is killed while
+    steps are running.
+    """
     folder = write_qwen3_moe(tmp_path, **HEADS, initializer_range=0.4)
     expected = run(folder, 1)
     assert min(map(len, expected)) > 12
-    assert run(folder, 2) == expected
+    engine = create_engine(ranks_config(folder, 2))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    assert tokens(engine) == expected
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    stream = engine.submit(Request("a", (5, 6, 7), endless))
+    assert next(stream).token_ids  # steps are running
+    os.kill(leader.process_ids[0], signal.SIGKILL)
+    last = list(stream)[-1]
+    assert (last.finish_reason, leader.is_lost) == (FinishReason.ERROR, True)
+    wait_stopped(engine)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(Request("b", (5, 6, 7)))
+    pipeline_of(engine).shutdown()
 
 
 def test_idle_ranks_run_forwards(tmp_path: Path) -> None:
@@ -99,37 +131,6 @@ def test_an_idle_engine_notices_a_rank_that_is_stopped(folder: Path) -> None:
     wait_for(lambda: engine.stats().turn_s < 0.5)
     engine.shutdown()
     pipeline_of(engine).shutdown()
-
-
-def test_a_rank_that_is_killed_stops_the_engine(folder: Path) -> None:
-    engine = create_engine(split_config(folder, 2))
-    leader = pipeline_of(engine).leader
-    assert leader is not None
-    endless = SamplingParams(max_tokens=400, ignore_eos=True)
-    stream = engine.submit(Request("a", (5, 6, 7), endless))
-    engine.start()
-    assert next(stream).token_ids  # steps are running
-    os.kill(leader.process_ids[0], signal.SIGKILL)
-    last = list(stream)[-1]
-    assert (last.finish_reason, leader.is_lost) == (FinishReason.ERROR, True)
-    wait_stopped(engine)
-    with pytest.raises(EngineStoppedError):
-        engine.submit(Request("b", (5, 6, 7)))
-    pipeline_of(engine).shutdown()
-
-
-def test_a_rank_that_is_killed_between_requests_stops_the_engine(folder: Path) -> None:
-    engine = create_engine(split_config(folder, 2))
-    leader = pipeline_of(engine).leader
-    assert leader is not None
-    engine.start()
-    os.kill(leader.process_ids[0], signal.SIGKILL)
-    wait_stopped(engine)
-    assert leader.is_lost
-    pipeline_of(engine).shutdown()
-    for process_id in leader.process_ids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process_id, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -166,8 +167,7 @@ def test_a_rank_that_fails_says_why_and_has_status_1(folder: Path, tmp_path: Pat
     assert "this rank has failed" in log
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_processes_end_with_a_program_that_is_killed(folder: Path, is_stopped: bool) -> None:
+def test_processes_end_with_a_program_that_is_killed(folder: Path) -> None:
     """Also one that is stopped: it is continued, and ends."""
     config = pickle.dumps(split_config(folder, 2))
     program = [sys.executable, "-c", PROGRAM]
@@ -177,13 +177,14 @@ def test_processes_end_with_a_program_that_is_killed(folder: Path, is_stopped: b
         assert process.stdout is not None
         process.stdin.write(config)
         process.stdin.close()
-        place, rank = process.stdout.readline().decode().split()
-        assert Path(place).is_dir()
-        if is_stopped:
-            os.kill(int(rank), signal.SIGSTOP)
+        lines = [process.stdout.readline().decode().split() for _ in range(2)]
+        assert all(Path(place).is_dir() for place, _ in lines)
+        stopped = int(lines[0][1])
+        os.kill(stopped, signal.SIGSTOP)
         process.kill()
     try:
-        wait_for(lambda: not Path(place).exists())  # the last work of the other rank
+        for place, _ in lines:
+            wait_for(lambda place=place: not Path(place).exists())  # last work of the other rank
     finally:
         with suppress(ProcessLookupError):
-            os.kill(int(rank), signal.SIGCONT)
+            os.kill(stopped, signal.SIGCONT)

@@ -15,12 +15,11 @@ from tests.llm.runner.peak_memory import (
     MODELS,
     PAGE_SIZE,
     SLACK,
-    TOKENS,
     create_runner,
 )
 
-SHORT = 512  # tokens of most cases: measuring costs seconds for longer prompts
-CASES = [*((model, rows, SHORT) for model in MODELS for rows in (1, MAX_ROWS)), ("wide", 1, TOKENS)]
+SHORT, LONG = 256, 1024  # tokens of most cases, and of one: measuring costs seconds for more
+CASES = [*((model, rows, SHORT) for model in MODELS for rows in (1, MAX_ROWS)), ("wide", 1, LONG)]
 
 
 @pytest.mark.parametrize(("model", "num_rows", "tokens"), CASES)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -36,17 +40,45 @@ def losses_of(printed: str) -> list[float]:
     return [float(line.split("distance ")[1].split()[0]) for line in printed.splitlines()[:-1]]
 
 
+FEW = {"SHORTEST_S": 0.5, "LONGEST_S": 1.5, "HELD_OUT_S": 1.0, "WARM_STEPS": 10}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_clips() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW.items():
+            patch.setattr(f"training.speech_codec.train_voices.{name}", value)
+        yield
+
+
+def flags_of(folder: Path) -> list[str]:
+    """Return arguments of a training in a folder, with what it needs."""
+    (folder / "takes").mkdir()
+    write_take(folder / "takes" / "take_0_0000.npz", voiced_take(12))
+    write_coder(folder / "coder.safetensors", toy_coder())
+    places = [f"--takes={folder / 'takes'}", f"--coder={folder / 'coder.safetensors'}"]
+    return [*places, f"--out={folder}", "--design=toy", "--minutes=20", "--batch=4"]
+
+
 @pytest.fixture
-def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments of a training on short clips."""
-    few = {"SHORTEST_S": 0.5, "LONGEST_S": 1.5, "HELD_OUT_S": 1.0, "WARM_STEPS": 10}
-    for name, value in few.items():
-        monkeypatch.setattr(f"training.speech_codec.train_voices.{name}", value)
-    (tmp_path / "takes").mkdir()
-    write_take(tmp_path / "takes" / "take_0_0000.npz", voiced_take(12))
-    write_coder(tmp_path / "coder.safetensors", toy_coder())
-    places = [f"--takes={tmp_path / 'takes'}", f"--coder={tmp_path / 'coder.safetensors'}"]
-    return [*places, f"--out={tmp_path}", "--design=toy", "--minutes=20", "--batch=4"]
+def flags(tmp_path: Path) -> list[str]:
+    return flags_of(tmp_path)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An encoder that was trained for 60 steps."""
+
+    file: Path
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def trained(short_clips: None, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder, printed = tmp_path_factory.mktemp("trained"), StringIO()
+    with redirect_stdout(printed):
+        train([*flags_of(folder), "--steps=60", "--lr=5e-3", "--log=0"])
+    return Trained(folder / "voices.safetensors", printed.getvalue())
 
 
 def test_clips_are_of_their_session(flags: list[str], tmp_path: Path) -> None:
@@ -61,20 +93,18 @@ def test_clips_are_of_their_session(flags: list[str], tmp_path: Path) -> None:
 
 
 def test_voices_of_clips_come_near_their_tokens_and_the_codec_takes_them(
-    flags: list[str], tmp_path: Path, capsys
+    trained: Trained, tmp_path: Path
 ) -> None:
-    train([*flags, "--steps=60", "--lr=5e-3", "--log=0"])
-    printed = capsys.readouterr().out
-    losses = losses_of(printed)
+    losses = losses_of(trained.printed)
     assert len(losses) == 60
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
     for kind in ("clean", "recorded", "telephone"):
-        assert f"{kind} 0." in printed.splitlines()[-1]
+        assert f"{kind} 0." in trained.printed.splitlines()[-1]
     codec = SpeechCodec(TOY)
     state = {f"{DECODER}{name}": v for name, v in codec.decoder.state_dict().items()}
     write(halved(state), tmp_path / "toy.safetensors")
     save_config(TOY, tmp_path / "toy.json")
-    files = [tmp_path / name for name in ("toy.safetensors", "toy.json", "voices.safetensors")]
+    files = [tmp_path / "toy.safetensors", tmp_path / "toy.json", trained.file]
     found = load(*files)
     kept = read(files[2])
     for name, value in found.voice_encoder.state_dict().items():
@@ -86,17 +116,16 @@ def test_voices_of_clips_come_near_their_tokens_and_the_codec_takes_them(
         load(files[0], files[1], voices=files[0])
 
 
-def test_an_encoder_is_continued(flags: list[str], tmp_path: Path, capsys) -> None:
-    train([*flags, "--steps=60", "--lr=5e-3", "--log=0"])
-    first = losses_of(capsys.readouterr().out)
-    (tmp_path / "voices.safetensors").rename(tmp_path / "earlier.safetensors")
-    start = f"--start={tmp_path / 'earlier.safetensors'}"
+def test_an_encoder_is_continued(
+    flags: list[str], trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, start = losses_of(trained.printed), f"--start={trained.file}"
     train([*flags, start, "--steps=8", "--lr=1e-5", "--log=0"])
     before, *steps, after = capsys.readouterr().out.splitlines()
     assert before.endswith("before")
     assert after.endswith("after 8 steps")
     assert np.mean(losses_of("\n".join((*steps, after)))) < 0.9 * np.mean(first[:10])
-    earlier, found = (read(tmp_path / f"{name}.safetensors") for name in ("earlier", "voices"))
+    earlier, found = read(trained.file), read(tmp_path / "voices.safetensors")
     assert earlier.keys() == found.keys()
     changes = [float((found[name] - value).abs().max()) for name, value in earlier.items()]
     assert 0 < max(changes) < 0.1

@@ -22,7 +22,7 @@ import soxr
 import torch
 
 import tts
-from decoder import create_decoder, read_prompt_audio
+from decoder import AudioDecoder, create_decoder, read_prompt_audio
 from decoder.codecs.source_filter.modules import FiniteScalarQuantizer
 from llm import CheckpointError, ConfigError, EngineStoppedError, FinishReason
 from tests.deadlines import HANG_S
@@ -372,19 +372,28 @@ def telephone(samples: np.ndarray, rate: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.fixture(scope="module", params=["hazel", "hugh"])
+def named(request: pytest.FixtureRequest, voice: LoadedVoice) -> tuple[str, Speech]:
+    """The name of a voice, and TEXT in it."""
+    return request.param, voice.say(TEXT, seed=7, voice=request.param)
+
+
+@pytest.fixture(scope="module")
+def codec() -> AudioDecoder:
+    return create_decoder(embedded_folder() / "codec")
+
+
 @pytest.mark.parametrize("rate", [24_000, 16_000, 11_025, 8_000, "telephone"])
-@pytest.mark.parametrize("name", ["hazel", "hugh"])
 def test_a_clip_is_nearest_to_the_row_of_the_voice_that_speaks(
-    voice: LoadedVoice, name: str, rate: int | str
+    named: tuple[str, Speech], codec: AudioDecoder, rate: int | str
 ) -> None:
-    speech = voice.say(TEXT, seed=7, voice=name)
+    name, speech = named
     samples, own = speech.samples, speech.sample_rate
     data = (
         wav(soxr.resample(samples, own, rate), rate)
         if isinstance(rate, int)
         else telephone(samples, own)
     )
-    codec = create_decoder(embedded_folder() / "codec")
     stored = json.loads((embedded_folder() / "voices.json").read_text())["voices"]
     rows = {entry["name"]: entry["codes"] for entry in stored}
     quantizer = FiniteScalarQuantizer(codec.spec.voice_levels)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import signal
 import socket
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +23,6 @@ from tests.tts.http.http_serving import (
     raw_connection,
     run_with_http,
 )
-from tests.tts.server_process import ENGINE, FRONT_END, Killable, Shared, processes_of
 from tests.tts.serving import run
 from tts.errors import SynthesisError
 from tts.factory import Service
@@ -226,45 +222,3 @@ def test_running_requests_end_with_the_server(service: Service) -> None:
             assert served.http.num_connections == 0
 
     run(scenario())
-
-
-# --- processes
-
-
-def test_a_killed_engine_and_several_front_ends(killable: Shared[Killable]) -> None:
-    async def scenario() -> None:
-        process, url = killable.value.process, f"http://{killable.value.http}"
-        async with httpx.AsyncClient(base_url=url, timeout=HANG_S, verify=False) as client:
-            body: dict[str, Any] = {"input": "hello", "seed": 1, "response_format": "pcm"}
-            expected = (await client.post(SPEECH, json=body)).content
-            assert expected
-            long = {**LONG, "stream_format": "sse"}
-            async with client.stream("POST", SPEECH, json=long) as response:
-                lines = response.aiter_lines()
-                assert await anext(lines)
-                os.kill(processes_of(process, ENGINE)[0], signal.SIGKILL)
-                last = [line async for line in lines if line][-1]
-            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
-            refused = await client.post(SPEECH, json=body)
-            assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_lost")
-            assert refused.headers["retry-after"]
-            while (await client.get("/health")).status_code != 503:
-                await asyncio.sleep(0.05)
-            os.kill(processes_of(process, FRONT_END)[0], signal.SIGKILL)
-            assert await _spoken_again(url, body) == expected
-
-    killable.run(scenario())
-
-
-async def _spoken_again(url: str, body: dict[str, Any]) -> bytes:
-    """Return the speech when the engine is back; each request on a connection of its own."""
-    for _ in range(2000):
-        try:
-            async with httpx.AsyncClient(base_url=url, timeout=HANG_S, verify=False) as client:
-                response = await client.post(SPEECH, json=body)
-        except httpx.TransportError:
-            continue
-        if response.status_code == 200:
-            return response.content
-        await asyncio.sleep(0.02)
-    raise AssertionError("the engine is not back")

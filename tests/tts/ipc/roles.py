@@ -32,6 +32,7 @@ from tts.ipc.messages import Pages
 from tts.ipc.remote_client import RemotePrompt
 
 PAGE = 16
+_generated: dict[str, list[tuple[int, ...]]] = {}
 WRITTEN, INBOX, MESSAGE = "written to the pool", "in shared memory", "in messages"
 
 
@@ -117,12 +118,15 @@ async def all_tokens(client: EngineClient, asked: Sequence[Request]) -> list[tup
 async def oracle(
     checkpoint: Path, asked: Sequence[Request], **values: Any
 ) -> list[tuple[int, ...]]:
-    """Return the tokens that one engine generates."""
-    client = client_of(checkpoint, PipelineRole.PrefillAndDecode, **values)
-    try:
-        return await all_tokens(client, asked)
-    finally:
-        await client.close()
+    """Return the tokens that one engine generates; the same requests are asked once."""
+    key = repr((checkpoint, asked, values))
+    if key not in _generated:
+        client = client_of(checkpoint, PipelineRole.PrefillAndDecode, **values)
+        try:
+            _generated[key] = await all_tokens(client, asked)
+        finally:
+            await client.close()
+    return _generated[key]
 
 
 async def check_released(client: LocalEngineClient) -> None:

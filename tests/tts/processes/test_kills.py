@@ -44,14 +44,15 @@ from tts.v1 import speech_pb2 as pb
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
 Status = health_pb2.HealthCheckResponse
+LOOK_S = 0.05  # a look is often a call or a scrape of metrics
 CHANNELS = 12  # the kernel spreads them: all are on one of two front ends once in 2,048 runs
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = HANG_S) -> None:
-    for _ in range(round(timeout_s / 0.02)):
+    for _ in range(round(timeout_s / LOOK_S)):
         if await holds():
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(LOOK_S)
     raise AssertionError("it never came true")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -16,7 +14,6 @@ from grpc_health.v1 import health_pb2
 
 from tests.fakes import tiny_config, wait_until_idle
 from tests.tts.riva.requests import SERVICE, audio_of, online, request, riva, whole
-from tests.tts.server_process import ENGINE, Killable, Shared, processes_of
 from tests.tts.serving import (
     SMALL_WINDOW,
     TEXT,
@@ -43,7 +40,6 @@ from tts.factory import Service, create_service
 from tts.riva.service import MAX_PHRASES_AHEAD
 from tts.riva.stubs import common_pb2
 from tts.riva.stubs import tts_pb2 as pb
-from tts.riva.stubs.tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts.server.call import REQUEST_ID_KEY
 from tts.speech import session
 from tts.v1 import speech_pb2
@@ -510,21 +506,6 @@ def test_a_hundred_clients_disconnect(service: Service) -> None:
             assert ended >= 80  # of those that had read nothing, some never reached the server
 
     run(scenario())
-
-
-def test_a_killed_engine_is_unavailable(killable: Shared[Killable]) -> None:
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(killable.value.address) as channel:
-            call = RivaSpeechSynthesisStub(channel).SynthesizeOnline()
-            await call.write(request(LONG_TEXT, max_tokens=None))
-            assert (await call.read()).audio
-            (engine,) = processes_of(killable.value.process, ENGINE)
-            os.kill(engine, signal.SIGKILL)
-            error = await error_of_reading(call)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert reason_of(error) == "ENGINE_LOST"
-
-    killable.run(scenario())
 
 
 def test_a_client_that_sends_nothing_more_times_out(service: Service) -> None:

@@ -18,7 +18,7 @@ from tts.speech.types import (
     WordTimes,
 )
 
-TEXT = "The ferry leaves at noon on 5 May. Bring a coat, because it is cold."
+TEXT = "The ferry leaves at noon on 5 May. Bring a coat."
 WORDS = [
     "The",
     "ferry",
@@ -30,11 +30,7 @@ WORDS = [
     "May.",
     "Bring",
     "a",
-    "coat,",
-    "because",
-    "it",
-    "is",
-    "cold.",
+    "coat.",
 ]
 
 
