@@ -8,8 +8,11 @@ arrive at a constant rate:
 
 Each engine is a process with its clients in it, so that nothing is measured but engines. A step is
 the time between two tokens of a stream. Its p99 with replicas is that of both together. Of a first
-token with roles, `claim` is the time until the engine that decodes has pages for the prompt, and
-`answer` the time from then on until the other engine has computed and written it.
+token with roles, `answer` is the time until the other engine has computed and written the prompt,
+and `claim` the part of it until the engine that decodes has pages for the prompt.
+
+A step reads the contexts of all streams, so it grows with them. Streams begin again after
+`--round-s`: those of speech are not longer than 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -39,12 +42,13 @@ from llm import PipelineRole, Request, SamplingParams, TokenChunk
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
-from tts.engine.client import EngineInfo
+from tts.engine.client import EngineClient, EngineInfo
 from tts.engine.local_client import LocalEngineClient
 from tts.engine.prefill_client import PrefillClient
 from tts.ipc.decode_client import DecodeClient
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
+from tts.processes.collector import tune_gc
 
 STEP_BAR, FIRST_BAR = 0.5, 1.0  # roles against replicas
 CONTEXT = 512  # tokens of a stream's prompt
@@ -70,6 +74,7 @@ class Plan:
     prompt_len: int
     interval_s: float  # between two prompts of all engines
     seconds: float
+    rounds: int
     base: str = ""  # of the engine that computes the prompts; empty: it is this one
 
 
@@ -152,69 +157,85 @@ class Streams:
                 raise RuntimeError("not all streams decode: fewer --streams")
             await asyncio.sleep(0.05)
 
-    def stop(self) -> int:
-        """Cancel the streams; return how many had ended before."""
+    async def stop(self) -> None:
+        """Cancel the streams. Raises `RuntimeError` when one had ended before."""
         ended = self._ended
         for request_id in self._ids:
             self._engine.cancel(request_id)
-        return ended
+        while self._ended < len(self._ids):
+            await asyncio.sleep(0.01)
+        if ended:
+            raise RuntimeError("a stream ended while it was measured: raise --max-length")
 
 
-async def measured(client: Any, plan: Plan, vocab_size: int, streams: Streams) -> Times:
-    """Send the prompts while the streams decode. Raises `RuntimeError` when a stream ends."""
+async def first_ms(client: EngineClient, request: Request) -> float:
+    """Run a request; return the milliseconds until its first token. Raises `RuntimeError`."""
+    started_s, first_s = time.perf_counter(), None
+    async with aclosing(client.generate(request)) as chunks:
+        async for chunk in chunks:
+            if chunk.error:
+                raise RuntimeError(chunk.error)
+            if chunk.token_ids:
+                first_s = first_s or time.perf_counter()
+    if first_s is None:
+        raise RuntimeError(f"{request.request_id} has no token")
+    return 1000 * (first_s - started_s)
 
-    async def first_ms(request: Request) -> float:
-        started_s, first_s = time.perf_counter(), None
-        async with aclosing(client.generate(request)) as chunks:
-            async for chunk in chunks:
-                if chunk.error:
-                    raise RuntimeError(chunk.error)
-                if chunk.token_ids:
-                    first_s = first_s or time.perf_counter()
-        if first_s is None:
-            raise RuntimeError(f"{request.request_id} has no token")
-        return 1000 * (first_s - started_s)
 
+async def warm_up(client: EngineClient, plan: Plan, vocab_size: int) -> None:
+    """Run prompts that are not measured."""
     for number in range(WARM_UPS):
-        await first_ms(prompt_of(-1 - number - plan.prompts.start * WARM_UPS, plan, vocab_size))
+        numbers = -1 - number - plan.prompts.start * WARM_UPS
+        await first_ms(client, prompt_of(numbers, plan, vocab_size))
+
+
+async def measured(
+    client: EngineClient, plan: Plan, vocab_size: int, streams: Streams, number: int
+) -> Times:
+    """Send the prompts of round `number` while the streams decode."""
     times = Times()
     if isinstance(client, TimedClient):
         client.times = times
-    requests = [prompt_of(number, plan, vocab_size) for number in plan.prompts]
-    first, started_s = len(streams.times_s), time.perf_counter()
-    running = []
-    for number, request in zip(plan.prompts, requests, strict=True):
-        await asyncio.sleep(max(0.0, started_s + number * plan.interval_s - time.perf_counter()))
-        running.append(asyncio.create_task(first_ms(request)))
-    await asyncio.sleep(max(0.0, started_s + plan.seconds - time.perf_counter()))
+    size = -(-len(plan.prompts) // plan.rounds)
+    chosen = plan.prompts[number * size : (number + 1) * size]
+    requests = [prompt_of(each, plan, vocab_size) for each in chosen]
+    first, started_s, running = len(streams.times_s), time.perf_counter(), []
+    for each, request in zip(chosen, requests, strict=True):
+        due_s = started_s + (each - number * size * plan.prompts.step) * plan.interval_s
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        running.append(asyncio.create_task(first_ms(client, request)))
+    await asyncio.sleep(max(0.0, started_s + plan.seconds / plan.rounds - time.perf_counter()))
     times.first_ms = list(await asyncio.gather(*running))
-    arrivals = np.array(streams.times_s[first:])
-    times.steps_ms = (1000 * np.diff(arrivals)).tolist()
-    if streams.stop():
-        raise RuntimeError("a stream ended while it was measured: raise --max-length")
+    times.steps_ms = (1000 * np.diff(np.array(streams.times_s[first:]))).tolist()
     return times
 
 
 async def _decode(plan: Plan, ready: Event, go: Event) -> Times:
     role = PipelineRole.DecodeOnly if plan.base else PipelineRole.PrefillAndDecode
     local = client_of(plan, role)
-    client: LocalEngineClient | DecodeClient = local
+    client: EngineClient = local
     try:
         if plan.base:
             client = await TimedClient.connect(local, [plan.base])
         pipeline = pipeline_of(local.engine)
         jobs = decode_jobs(plan.streams, pipeline.vocab_size, CONTEXT, pipeline.max_seq_len)
-        streams = Streams(local, jobs)
-        await streams.all_decode()
+        tune_gc()
         ready.set()
         await asyncio.to_thread(go.wait, START_S)
-        times = await measured(client, plan, pipeline.vocab_size, streams)
+        found: list[Times] = []
+        for number in range(plan.rounds):
+            streams = Streams(local, jobs)
+            await streams.all_decode()
+            if not number:
+                await warm_up(client, plan, pipeline.vocab_size)
+            found.append(await measured(client, plan, pipeline.vocab_size, streams, number))
+            await streams.stop()
         stats = local.engine.stats()
         if plan.base and not stats.pages_received:
             raise RuntimeError("no pages were received")
         if stats.preemptions:
             raise RuntimeError("not all streams have room: fewer --streams")
-        return times
+        return Times.merged(found)
     finally:
         await client.close()
 
@@ -232,6 +253,7 @@ async def _prefill(plan: Plan, ready: Event, done: Event) -> None:
     client = PrefillClient(client_of(plan, PipelineRole.PrefillOnly))
     with reserved(plan.base) as own:
         await client.warm_up()
+        tune_gc()
         info = EngineInfo(None, 0, AudioEncoding.PCM_S16LE)
         server = EngineServer(client, info, Endpoints.of(own.base, client.page_format))
         await server.start()
@@ -307,6 +329,7 @@ def measure(args: Any, values: dict[str, Any]) -> Report:
             args.prompt,
             1 / args.rate,
             args.seconds,
+            max(1, round(args.seconds / args.round_s)),
             base,
         )
 
@@ -339,6 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=10.0, help="prompts per second")
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of a prompt")
     parser.add_argument("--seconds", type=float, default=15.0, help="duration of a measurement")
+    parser.add_argument("--round-s", type=float, default=2.5, help="duration of a stream")
     add_config_flags(parser, AudioGenerationConfig)
     args = parser.parse_args(argv)
     own: dict[str, Any] = {"max_length": 16_384}

@@ -30,6 +30,7 @@ from llm.batch import (
     ModelInputs,
     ModelOutputs,
     ReturnHiddenStates,
+    RowPages,
     ScheduledBatch,
     ScheduledRow,
     frame_rows,
@@ -552,35 +553,24 @@ def batch_of_rows(
     `num_ids`: ids of a token, 1 or the K of a frame.
     """
     tokens = [token for row in rows for token in row.token_ids]
-    columns: Any = [tokens] if num_ids == 1 else frame_rows(tokens, num_ids).T
-    numbers = np.array([*columns, *_places(rows, page_size)], dtype=np.int64)
+    query_lens = tuple([len(row.token_ids) for row in rows])
+    tables, context_lens = tuple([r.pages for r in rows]), tuple([r.context_len for r in rows])
+    pages = RowPages.of(page_size, tables, context_lens)
+    numbers = np.empty((num_ids + 2, len(tokens)), dtype=np.int64)
+    numbers[:-2] = tokens if num_ids == 1 else frame_rows(tokens, num_ids).T
+    numbers[-2:] = pages.places(query_lens, are_single=len(tokens) == len(rows))
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
     vectors = None if num_ids == 1 else vectors_of(tokens)
     return ForwardBatch(
         mode=mode,
         request_ids=tuple(row.request_id for row in rows),
-        query_lens=tuple(len(row.token_ids) for row in rows),
-        context_lens=tuple(row.context_len for row in rows),
-        pages=tuple(row.pages for row in rows),
+        query_lens=query_lens,
+        context_lens=context_lens,
+        pages=tables,
         page_size=page_size,
         input_ids=ids[0] if num_ids == 1 else torch.stack(ids, dim=1),
         positions=positions,
         slot_mapping=slot_mapping,
+        row_pages=pages,
         vectors=None if vectors is None else to_device(torch.tensor(vectors), device),
     )
-
-
-def _places(rows: Sequence[ScheduledRow], size: int) -> tuple[list[int], list[int]]:
-    """Return the position and the slot of each token."""
-    positions: list[int] = []
-    slots: list[int] = []
-    for row in rows:
-        start, pages = row.start, row.pages
-        if len(row.token_ids) == 1:
-            positions.append(start)
-            slots.append(pages[start // size] * size + start % size)
-        else:
-            each = np.arange(start, start + len(row.token_ids))
-            positions += each.tolist()
-            slots += (np.asarray(pages)[each // size] * size + each % size).tolist()
-    return positions, slots

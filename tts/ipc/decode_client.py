@@ -46,7 +46,7 @@ from tts.errors import EngineLostError, TTSError
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Inbox
 from tts.ipc.messages import Pages
-from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.remote_client import RemoteEngineClient, RemotePrompt
 from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
 from tts.ipc.sockets import MAX_MESSAGE_BYTES
 from tts.observe.engine_status import EngineStatus
@@ -312,55 +312,51 @@ class DecodeClient:
 
         Raises the engine's errors, and ValueError for wrong pages.
         """
-        inbox = Inbox(self._transfer.part_bytes)
-        if not inbox.path:
-            pool = None  # the end of a write could not be noticed
-        wants_digest = pool is not None and number not in self._proven
-        may_write = is_inbox_held = False
-        try:
-            async with self._prefills[number].prefill(
-                request, inbox.path, pool, wants_digest=wants_digest
-            ) as prompt:
-                if transfer.claim is None:
-                    await self._claim(transfer, request)
-                claim = transfer.claim
-                if claim is None or not self._transfer.is_worthwhile(request, claim.num_cached):
-                    return
-                may_write = pool is not None
-                targets = transfer.missing if may_write else ()
-                answers = prompt.pages(claim.num_cached + transfer.num_written, targets)
-                await self._take(number, transfer, answers, targets, inbox)
-        except BaseException as error:
-            if may_write:
-                is_lost = isinstance(error, EngineLostError)
-                is_inbox_held = self._end_writes(transfer, inbox, is_lost=is_lost)
-            raise
-        finally:
-            if not is_inbox_held:
-                inbox.close()
+        async with self._prefills[number].prefill(request) as prompt:
+            if transfer.claim is None:
+                await self._claim(transfer, request)
+            claim = transfer.claim
+            if claim is not None and self._transfer.is_worthwhile(request, claim.num_cached):
+                await self._take(number, pool, transfer, prompt)
 
     async def _take(
-        self,
-        number: int,
-        transfer: _Transfer,
-        answers: AsyncGenerator[Pages, None],
-        targets: tuple[int, ...],
-        inbox: Inbox,
+        self, number: int, pool: PoolHandle | None, transfer: _Transfer, prompt: RemotePrompt
     ) -> None:
-        """Receive pages: those that an engine has written to `targets`, or their content."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
-            async for pages in answers:
-                limit.reschedule(loop.time() + ANSWER_S)
-                if pages.is_written:
-                    _check_written(pages, targets)
-                    if number not in self._proven or pages.digest is not None:
-                        await self._check_digest(number, pages, targets)
-                else:
-                    store = partial(self._store, transfer.missing, pages, inbox)
-                    await loop.run_in_executor(self._writer, store)
-                transfer.num_written += pages.num_pages
-                transfer.token = pages.token
+        """Receive the missing pages: an engine writes them to the pool, or sends their content."""
+        assert transfer.claim is not None
+        loop, inbox, is_held = asyncio.get_running_loop(), Inbox(self._transfer.part_bytes), False
+        if not inbox.path:
+            pool = None  # the end of a write could not be noticed
+        missing, is_proven = transfer.missing, number in self._proven
+        targets = () if pool is None else missing
+        answers = prompt.pages(
+            len(transfer.claim.pages) - len(missing),
+            inbox.path,
+            pool,
+            targets,
+            wants_digest=pool is not None and not is_proven,
+        )
+        try:
+            async with asyncio.timeout(ANSWER_S) as limit, aclosing(answers):
+                async for pages in answers:
+                    limit.reschedule(loop.time() + ANSWER_S)
+                    if pages.is_written:
+                        _check_written(pages, targets)
+                        if not is_proven or pages.digest is not None:
+                            await self._check_digest(number, pages, missing)
+                    else:
+                        store = partial(self._store, transfer.missing, pages, inbox)
+                        await loop.run_in_executor(self._writer, store)
+                    transfer.num_written += pages.num_pages
+                    transfer.token = pages.token
+        except BaseException as error:
+            if pool is not None:
+                is_lost = isinstance(error, EngineLostError)
+                is_held = self._end_writes(transfer, inbox, is_lost=is_lost)
+            raise
+        finally:
+            if not is_held:
+                loop.call_soon(inbox.close)  # behind the first token
 
     def _end_writes(self, transfer: _Transfer, inbox: Inbox, *, is_lost: bool) -> bool:
         """Keep an engine from writing to the pool; return whether it may be writing. Then the claim

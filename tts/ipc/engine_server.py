@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -403,19 +403,22 @@ class EngineServer:
         if not isinstance(self._client, PrefillClient):
             raise NotAvailableError("this engine computes no prompts for others")
         request = _renamed(work.request, peer, work.stream)
-        outlet, pool = Outlet.open(work.inbox), None
-        # Of this user only: a process of another machine could name any memory. With an inbox only:
-        # without it the reader does not wait for writes.
-        is_local = self._endpoints.base.startswith("ipc://") and outlet is not None
-        if is_local and work.pool is not None:
-            pool = work.pool
-            peer.pools.add(pool)
+        with ExitStack() as opened:
+            outlet = None
 
-        async def room() -> PeerRoom:
-            found = await stream.room()
-            return PeerRoom(found.first_page, pool, found.pages, work.wants_digest)
+            async def room() -> PeerRoom:
+                nonlocal outlet
+                found = await stream.room()
+                outlet, pool = Outlet.open(found.inbox), None
+                if outlet is not None:
+                    opened.enter_context(outlet)
+                    # Of this user only: a process of another machine could name any memory. With an
+                    # inbox only: without it the reader does not wait for writes.
+                    pool = found.pool if self._endpoints.base.startswith("ipc://") else None
+                if pool is not None:
+                    peer.pools.add(pool)
+                return PeerRoom(found.first_page, pool, found.pages, found.wants_digest)
 
-        with outlet or nullcontext():
             async with aclosing(self._client.prefill(request, room)) as parts:
                 async for part in parts:
                     yield _pages(work.stream, part, outlet)

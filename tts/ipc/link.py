@@ -189,9 +189,8 @@ class Link:
         """Have the engine hold a text, or continue it."""
         self._notify(self._control, SetHeld(self.name, stream.number, is_held))
 
-    def give_room(self, stream: Stream, first_page: int, pages: tuple[int, ...]) -> None:
+    def give_room(self, room: Room) -> None:
         """Send the room for a prompt's pages, behind its request. Raises EngineLostError."""
-        room = Room(self.name, stream.number, first_page, pages)
         if not (self.is_up and self._post(self._work, room)):
             raise EngineLostError("the engine cannot be reached; try again")
 

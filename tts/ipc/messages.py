@@ -99,30 +99,27 @@ class Admit(Work, frozen=True):
 
 
 class Prefill(Work, frozen=True):
-    """Request to compute a prompt for another engine. Nothing is sent before its Room has arrived.
-
-    `inbox` is the path of the reader's shared memory, see `tts.ipc.inbox`; empty: it has none.
-    `pool` is its pool, which an engine of the same machine may write to, see `llm.PeerPool`. With
-    `wants_digest` the answer has a `PageTransfer.digest`.
-    """
+    """Request to compute a prompt for another engine; nothing moves before its Room has arrived."""
 
     request: Request
-    inbox: str = ""
-    pool: PoolHandle | None = None
-    wants_digest: bool = False
 
 
 class Room(Message, frozen=True):
-    """Claim of the reader of a prompt, which has the pages before `first_page`.
+    """Room for the pages of a prompt, whose reader has those before `first_page`.
 
-    `pages` of its pool, one for each page that is missing, may be written for as long as the writer
-    holds the inbox; without a pool there are none.
+    `inbox` is the path of the reader's shared memory, see `tts.ipc.inbox`; empty: it has none.
+    `pool` is its pool, which an engine of the same machine may write to, see `llm.PeerPool`: to
+    `pages`, one for each page that is missing, for as long as it holds the inbox. With
+    `wants_digest` the answer has a `PageTransfer.digest`.
     """
 
     front_end: str
     stream: int
     first_page: Annotated[int, msgspec.Meta(ge=0)]
+    inbox: str = ""
+    pool: PoolHandle | None = None
     pages: tuple[int, ...] = ()
+    wants_digest: bool = False
 
 
 # --- from the engine

@@ -37,6 +37,7 @@ from tts.ipc.messages import (
     Generate,
     Pages,
     Prefill,
+    Room,
     Speak,
     Tokens,
     Work,
@@ -163,22 +164,11 @@ class RemoteEngineClient:
             return answer.clip
 
     @asynccontextmanager
-    async def prefill(
-        self,
-        request: Request,
-        inbox: str = "",
-        pool: PoolHandle | None = None,
-        *,
-        wants_digest: bool = False,
-    ) -> AsyncIterator[RemotePrompt]:
-        """Have a prompt computed, see `messages.Prefill`; cancel it at the end of the block if not
-        all of its pages have arrived. Raises EngineLostError.
+    async def prefill(self, request: Request) -> AsyncIterator[RemotePrompt]:
+        """Have a prompt computed; cancel it at the end of the block if not all of its pages have
+        arrived. Raises EngineLostError.
         """
-
-        def work(front_end: str, stream: int, request: Request) -> Prefill:
-            return Prefill(front_end, stream, request, inbox, pool, wants_digest)
-
-        async with self._reading(work, request, PAGES_WINDOW) as reader:
+        async with self._reading(Prefill, request, PAGES_WINDOW) as reader:
             yield RemotePrompt(reader)
 
     @asynccontextmanager
@@ -319,14 +309,24 @@ class RemotePrompt:
         self._reader = reader
 
     async def pages(
-        self, first_page: int, targets: tuple[int, ...] = ()
+        self,
+        first_page: int,
+        inbox: str = "",
+        pool: PoolHandle | None = None,
+        pages: tuple[int, ...] = (),
+        *,
+        wants_digest: bool = False,
     ) -> AsyncGenerator[Pages, None]:
         """Stream the pages from `first_page` on; see `messages.Room`.
 
         Raises what the engine's own client raises, and EngineLostError.
         """
         reader, part = self._reader, None
-        reader.give_room(first_page, targets)
+
+        def room(front_end: str, stream: int) -> Room:
+            return Room(front_end, stream, first_page, inbox, pool, pages, wants_digest)
+
+        reader.give_room(room)
         while part is None or not part.is_last:
             answer = await reader.next()
             assert isinstance(answer, Pages)
@@ -373,8 +373,8 @@ class _Reader:
     def set_held(self, hold: Hold) -> None:
         self._link.set_held(self.stream, is_held=hold.is_set)
 
-    def give_room(self, first_page: int, pages: tuple[int, ...]) -> None:
-        self._link.give_room(self.stream, first_page, pages)
+    def give_room(self, room: Callable[[str, int], Room]) -> None:
+        self._link.give_room(room(self._link.name, self.stream.number))
 
     def close(self) -> None:
         self._link.close_stream(self.stream)

@@ -98,8 +98,8 @@ def ways_of_pages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     ways: set[str] = set()
     all_pages = RemotePrompt.pages
 
-    async def watched(self: RemotePrompt, *arguments: Any) -> AsyncIterator[Pages]:
-        async with aclosing(all_pages(self, *arguments)) as answers:
+    async def watched(self: RemotePrompt, *arguments: Any, **named: Any) -> AsyncIterator[Pages]:
+        async with aclosing(all_pages(self, *arguments, **named)) as answers:
             async for pages in answers:
                 if pages.num_pages:
                     ways.add(WRITTEN if pages.is_written else INBOX if pages.slot >= 0 else MESSAGE)

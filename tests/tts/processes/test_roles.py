@@ -99,13 +99,14 @@ def test_a_server_with_an_engine_for_prompts(tiny_checkpoint: Path, server: str)
 
 
 def test_two_servers_by_address(tiny_checkpoint: Path, server: str) -> None:
-    """One computes prompts, the other has the clients; the first is killed and started again.
+    """One computes prompts, the other has the clients; the first is killed when prompts and their
+    rooms have been sent to it, and started again.
 
     A server with another page size is refused at its start.
     """
 
     async def scenario() -> None:
-        expected = await audio_of(server)
+        expected, others = await audio_of(server), await audio_of(server, "again ")
         base = new_tcp_base()
         prompts = {"pipeline-role": "prefill_only", "zmq-endpoint-base": base, **PAGES}
         decodes = {"pipeline-role": "decode_only", "prefill-endpoints": base, **PAGES, **METRICS}
@@ -126,8 +127,12 @@ def test_two_servers_by_address(tiny_checkpoint: Path, server: str) -> None:
                 return await pages_of(decode) >= CALLS
 
             await until(has_received)
-            os.kill(pid_of(prefill, "prefill-0"), signal.SIGKILL)
-            assert await audio_of(address) == expected
+            pid = pid_of(prefill, "prefill-0")
+            os.kill(pid, signal.SIGSTOP)
+            calls = asyncio.create_task(audio_of(address, "again "))
+            await asyncio.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            assert await calls == others
             await prefill.logged("prefill-0 is back")
             prefill.process.terminate()
             assert await prefill.ended() == 0
