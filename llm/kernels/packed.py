@@ -14,6 +14,7 @@ the matrix was written to memory in bfloat16, each number rounded once.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -31,13 +32,25 @@ MANY_ROWS = 65  # from here on BLAS multiplies
 ROWS_OF_TILE = 8
 FEW_ROWS_WARPS = 16
 HALF_BYTES = 512  # of a block
+BLOCK_BYTES = 2 * HALF_BYTES
+AHEAD = (1.0, 0.4)  # shares of the next two products' matrices, copied to the cache meanwhile
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
 EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
-MAX_TILES = 8  # of outputs, of a program for few rows
-SHARED_BYTES = 200 * 1024  # of a program for few rows, with blocks in flight
-X_PADDING = 32
-END_BYTES = 32
+MAX_TILES = 16  # of outputs, of a program for few rows
+RESERVED_BYTES = 1024  # of a program's shared memory, by CUDA
+X_PADDING = 16
+END_BYTES = 24
 PAIR_OF_128 = 0x43004300  # bfloat16
+BYTES_OF_128 = 0x80808080
+
+
+class _Pieces(ctypes.Structure):
+    """`Pieces` of `packed.cu`."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("count", "size", "stride")),
+    )
 
 
 class _Arguments(ctypes.Structure):
@@ -55,7 +68,8 @@ class _Arguments(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("level", "adds", "is_float")),
         *((name, ctypes.c_int) for name in ("heads", "kv_heads", "head_size", "page_size")),
-        ("pair_of_128", ctypes.c_uint),
+        *((name, ctypes.c_uint) for name in ("pair_of_128", "bytes_of_128")),
+        ("ahead", _Pieces * 2),
     )
 
 
@@ -72,6 +86,7 @@ class Variant:
     tiles: int = 0
     outs: int = 1
     stages: int = 1
+    refills: bool = False
     heads: bool = False
 
     def macros(self) -> dict[str, int]:
@@ -109,7 +124,8 @@ class Variant:
         digits = 3 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks
         sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
         ends = END_BYTES * num_tiles // self.parts * OUTPUTS
-        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums + ends)
+        of_x = 16 * num_blocks * self.groups * self.lows
+        return slots + self.rows * (digits + of_x + sums + ends)
 
 
 @cache
@@ -146,6 +162,7 @@ def _arguments(weight: Words, out: Tensor) -> _Arguments:
         num_tiles=weight.values.shape[0],
         num_blocks=weight.values.shape[1],
         pair_of_128=PAIR_OF_128,
+        bytes_of_128=BYTES_OF_128,
     )
 
 
@@ -155,7 +172,10 @@ def _share(weight: Words, parts: int) -> tuple[int, int]:
     """
     num_tiles = weight.values.shape[0] // parts
     processors = _processors(weight.values.device)
-    programs = max(min(num_tiles, processors), -(-num_tiles * parts // MAX_TILES))
+    programs = min(num_tiles, processors)
+    needed = -(-num_tiles * parts // MAX_TILES)
+    if needed > programs:  # as many as run at once, or a multiple of them
+        programs = -(-needed // (2 * processors)) * 2 * processors
     return programs, -(-num_tiles // programs) * parts
 
 
@@ -170,6 +190,7 @@ def _multiply_few(
     bias: Tensor | None,
     level: int,
     heads: bool = False,
+    ahead: Any = (),
 ) -> None:
     if len(x) == 0:
         return
@@ -182,10 +203,12 @@ def _multiply_few(
     programs, tiles = _share(weight, parts)
     sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
     blocks = -(-tiles * given.num_blocks // sizes.num_warps)
-    most = min(SHARED_BYTES, _most_shared_bytes(x.device))
-    room = min(STAGE_BYTES, most - sizes.shared_bytes(given.num_blocks, tiles))
-    stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
-    variant = replace(sizes, stages=stages)
+    # So that the next product's program has room, too, and can copy before this one ends.
+    half = (_most_shared_bytes(x.device) + RESERVED_BYTES) // 2 - RESERVED_BYTES
+    others = sizes.shared_bytes(given.num_blocks, tiles) - sizes.num_warps * sizes.slot_bytes
+    stages = max(1, min(blocks, (half - others) // (sizes.num_warps * sizes.slot_bytes)))
+    given.ahead = ahead
+    variant = replace(sizes, stages=stages, refills=stages < blocks)
     shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
     _kernel(variant, x.device).launch(
         (programs, 1), 32 * variant.num_warps, shared_bytes, given, is_early=level > 0
@@ -246,12 +269,14 @@ def packed_heads(
     epsilon: float,
     num_heads: int,
     bias: Tensor | None = None,
+    ahead: Sequence[tuple[Words, int]] = (),
     level: int = 0,
 ) -> Tensor:
     """Return rotated queries [T, H, D] of one or two rows x [T, K], which are normalised; store
     keys and values, bfloat16, in their slots.
 
-    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2].
+    `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2]; `ahead`: the matrices of up
+    to two next products and their parts, of which a share is copied to the cache meanwhile.
     """
     _, page_size, num_kv_heads, size = target.keys.shape
     query = x.new_empty(len(x), num_heads, size)
@@ -262,8 +287,21 @@ def packed_heads(
     given.by_page, given.by_offset, given.by_head = target.keys.stride()[:3]
     given.heads, given.kv_heads = num_heads, num_kv_heads
     given.head_size, given.page_size = size, page_size
-    _multiply_few(x, weight, given, gain=gain, epsilon=epsilon, bias=bias, level=level, heads=True)
+    others: dict[str, Any] = {"gain": gain, "epsilon": epsilon, "bias": bias, "level": level}
+    pieces = tuple(_pieces(*matrix, index) for index, matrix in enumerate(ahead))
+    _multiply_few(x, weight, given, heads=True, ahead=pieces, **others)
     return query
+
+
+def _pieces(weight: Words, parts: int, index: int) -> _Pieces:
+    """Return the last part of what each warp reads, which it does not copy at once."""
+    programs, _ = _share(weight, parts)
+    blocks = weight.values.shape[0] * weight.values.shape[1]
+    each = max(1, blocks // (programs * FEW_ROWS_WARPS))
+    taken = round(each * AHEAD[index])
+    first = weight.values.data_ptr() + (each - taken) * BLOCK_BYTES
+    count = blocks // each if taken else 0
+    return _Pieces(first, count, taken * BLOCK_BYTES, each * BLOCK_BYTES)
 
 
 def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool = False) -> None:

@@ -259,6 +259,14 @@ def logits(runner: ModelRunner, rows: int) -> Tensor:
     return torch.stack(found).float().cpu()
 
 
+def row_error(found: Tensor, exact: Tensor) -> float:
+    """Return the geometric mean of the rows' errors: at a near tie of two keys the smallest
+    rounding gives a row of this random model quite other logits.
+    """
+    errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+    return errors.log().mean().exp().item()
+
+
 SWITCHES: list[dict[str, Any]] = [
     {},
     {"use_experimental_kernels": "true", "pdl_level": "2"},
@@ -271,15 +279,15 @@ def test_a_packed_model_is_the_expanded_one(folder: Path, rows: int) -> None:
     """Both are as far from float32; the matrices are not expanded in memory."""
     exact = logits(runner_of(folder, "float32", "cpu"), rows)
     expanded = runner_of(folder, "bfloat16", "cuda", use_vendor_blas="true")
-    error = relative_error(logits(expanded, rows), exact)
-    assert error < 0.05
+    error = row_error(logits(expanded, rows), exact)
+    assert error < 0.03
     for switches in SWITCHES:
         runner = runner_of(folder, "gptq", "cuda", **dict(switches))
         assert runner.loaded_model.encoding.packed
         assert runner.weights_bytes < 0.5 * expanded.weights_bytes
-        assert relative_error(logits(runner, rows), exact) < 1.3 * error, switches
+        assert row_error(logits(runner, rows), exact) < 1.5 * error, switches
     plain = runner_of(folder, "gptq", "cuda", use_vendor_blas="true")
-    assert relative_error(logits(plain, rows), exact) < 1.3 * error
+    assert row_error(logits(plain, rows), exact) < 1.5 * error
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler
