@@ -27,13 +27,6 @@ __device__ __forceinline__ void copy_some(u32 target, const void* source, int by
                      "r"(count) : "memory");
 }
 
-// To the L2 cache; a multiple of 16 bytes.
-__device__ __forceinline__ void prefetch(const void* source, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes));
-#endif
-}
-
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int N>

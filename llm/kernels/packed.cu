@@ -1,7 +1,8 @@
 // Products with packed matrices on tensor cores; llm/kernels/packed.py compiles and launches them.
 //
 // Given: BITS of a number (4 or 8), GROUPS of a block (1, 2 or 4), WIDE (scales are float32, else
-// float16), LOWS (there are minimums). With ROWS of x (1 or 2) the function is `few_rows`, which
+// float16), FACTORS (each is a float16 of the block times an integer of 8 bits), LOWS (there are
+// minimums), WARPS of a program. With ROWS of x (1 or 2) the function is `few_rows`, which
 // gets PARTS (2: gate and up), HEADS (queries, keys and values are rotated and stored), STAGES of
 // each warp's blocks in flight and REFILLS (a warp has more blocks); with TILES of 8 rows of x it is `rows`, which gets OUTS, tiles
 // of outputs of a program, and STAGES; otherwise it is `expand`.
@@ -11,12 +12,12 @@
 // bytes. For `rows` a number of 4 bits becomes the lowest mantissa bits of a bfloat16, which is
 // 128 + u: two of them need a shift and one operation of bits. Numbers of 8 bits are two of 4.
 
-#define WARPS (ROWS ? 16 : 8)
 #define THREADS (32 * WARPS)
 #define UNIT (128 / BITS)
 #define BLOCK (4 * UNIT)
 #define HALF_BYTES 512
-#define SCALE_BYTES (32 * GROUPS * (WIDE ? 2 : 1))
+#define OWN_SCALE_BYTES (FACTORS ? 4 + 2 * GROUPS : (WIDE ? 8 : 4) * GROUPS)  // of g and g + 8
+#define SCALE_BYTES (8 * OWN_SCALE_BYTES)
 #define BLOCK_BYTES (2 * HALF_BYTES + SCALE_BYTES * (1 + LOWS))
 #define INPUT_BYTES (TILES * 16 * BLOCK)
 #define SLOT_BYTES (OUTS * BLOCK_BYTES + INPUT_BYTES)
@@ -24,12 +25,6 @@
 #define MAGIC 12582912.0f  // 1.5 * 2^23
 #define MAGIC_BITS 0x4b400000
 #define ZERO (BITS == 8 ? 128.0f : LOWS ? 0.0f : 8.0f)
-
-// Pieces of a matrix, every so many bytes.
-struct Pieces {
-    const char* first;
-    int count, size, stride;
-};
 
 struct Arguments {
     const u16* x;  // bfloat16 [rows, num_in]
@@ -52,7 +47,6 @@ struct Arguments {
     // Two numbers 128 in bfloat16, and four bytes 128. The compiler would make two operations of one
     // with two constants.
     u32 pair_of_128, bytes_of_128;
-    Pieces ahead[2];  // of the next products' matrices
 };
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
@@ -74,26 +68,41 @@ __device__ __forceinline__ void expand_word(u32* pairs, u32 word, u32 added) {
     for (int i = 0; i < 4; i++) pairs[i] = lowest_of_halves(word >> (4 * i), added);
 }
 
+// Two bytes, each 128 more.
+__device__ __forceinline__ float2 integers(u32 pair) {
+    const float first = __uint_as_float(__byte_perm(pair, 0x4b000000, 0x7650));
+    const float second = __uint_as_float(__byte_perm(pair, 0x4b000000, 0x7651));
+    return make_float2(first - 8388736.0f, second - 8388736.0f);  // 2^23 + 128
+}
+
+__device__ __forceinline__ float2 times(float2 a, float2 b) {
+    return make_float2(a.x * b.x, a.y * b.y);
+}
+
 // The scales or minimums of the outputs g and g + 8, of each group of a block.
 struct Scales {
-    u32 words[GROUPS * (1 + WIDE)];
+    u32 words[OWN_SCALE_BYTES / 4];
 };
 
 __device__ __forceinline__ void load_scales(Scales& found, const char* scales, int g) {
     const char* own = scales + g * sizeof(Scales);
+    if (OWN_SCALE_BYTES % 16 == 0) {
 #pragma unroll
-    for (int i = 0; i < GROUPS * (1 + WIDE); i += 4) {
-        if (GROUPS * (1 + WIDE) >= 4)
-            *(uint4*)(found.words + i) = *(const uint4*)(own + i * 4);
-        else if (GROUPS * (1 + WIDE) == 2)
-            *(uint2*)found.words = *(const uint2*)own;
-        else
-            found.words[0] = *(const u32*)own;
+        for (int i = 0; i < OWN_SCALE_BYTES / 16; i++)
+            ((uint4*)found.words)[i] = ((const uint4*)own)[i];
+    } else if (OWN_SCALE_BYTES == 8) {
+        *(uint2*)found.words = *(const uint2*)own;
+    } else {
+#pragma unroll
+        for (int i = 0; i < OWN_SCALE_BYTES / 4; i++) found.words[i] = ((const u32*)own)[i];
     }
 }
 
 __device__ __forceinline__ float2 pair_of(const Scales& scales, int group) {
-#if WIDE
+#if FACTORS
+    const u32 pair = scales.words[1 + group / 2] >> group % 2 * 16;
+    return times(halves(scales.words[0]), integers(pair));
+#elif WIDE
     return make_float2(__uint_as_float(scales.words[2 * group]),
                        __uint_as_float(scales.words[2 * group + 1]));
 #else
@@ -132,6 +141,7 @@ __device__ __forceinline__ void copy_block(
 #endif
 
 #if ROWS
+#define REGISTERS 56  // see llm/kernels/packed.py
 // With one row of x there are columns for two groups: 0 to 2 for an even one, 4 to 6 for the next.
 #define PAIRED (ROWS == 1 && GROUPS > 1)
 #define SETS (PAIRED ? GROUPS / 2 : GROUPS)  // of sums of a block
@@ -173,9 +183,11 @@ __device__ __forceinline__ void copy_next(Source& source, u32 slot, long long sk
     commit();
 }
 
-// Of the outputs g and g + 8, in the scales or minimums of a block.
+// Of a group, in the scales or minimums of the outputs g and g + 8.
 __device__ __forceinline__ float2 scales_of(const char* scales, int group) {
-#if WIDE
+#if FACTORS
+    return times(halves(*(const u32*)scales), integers(((const u16*)(scales + 4))[group]));
+#elif WIDE
     return ((const float2*)scales)[group];
 #else
     return halves(((const u32*)scales)[group]);
@@ -195,7 +207,7 @@ __device__ __forceinline__ void bytes_of(u32& lower, u32& upper, u32 word, u32 b
 
 // A program has the same share of the tiles of outputs as the others, and its warps have equal
 // shares of all their blocks, one after another in memory. They copy them before x is there.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments given) {
+extern "C" __global__ void __maxnreg__(REGISTERS) few_rows(Arguments given) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int num_blocks = given.num_blocks;
@@ -216,11 +228,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++)
         copy_next(source, first_slot + stage * SLOT_BYTES, skipped, lane);
-    // What the next products need is on its way while this one waits.
-#pragma unroll
-    for (const Pieces& pieces : given.ahead)
-        for (int i = blockIdx.x * WARPS + warp; i < pieces.count; i += gridDim.x * WARPS)
-            if (lane == 0) prefetch(pieces.first + (long long)i * pieces.stride, pieces.size);
 
     // x, times the gain, as fixed-point numbers of three digits, relative to the power of two of the
     // block's greatest: digit n of row r is column 4 r + n of the right operand. With minimums also
@@ -383,8 +390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     const char* own_digits =
         digits + (has_digit ? (PAIRED ? 0 : 3 * (g / 4)) + g % 4 : 0) * stride + t * UNIT;
     const float* own_steps = steps + (ROWS == 2 ? t / 2 : 0) * num_blocks;
-    const int own_scales = 2 * HALF_BYTES + g * (SCALE_BYTES / 8) - lane * 16 +
-                           (PAIRED ? t / 2 * (SCALE_BYTES / 8 / GROUPS) : 0);
+    const int own_scales = 2 * HALF_BYTES + g * OWN_SCALE_BYTES - lane * 16;
     const u32 bytes_of_128 = given.bytes_of_128;
     u32 x[4][UNIT / 16] = {};
     float totals[4] = {0, 0, 0, 0};
@@ -431,14 +437,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
                 multiply_16(sums, a ^ 0x80808080u, b ^ 0x80808080u, x[c][0]);
 #endif
             }
+            const int group = PAIRED ? 2 * set + t / 2 : set;
             const char* scales = found + own_scales;
-            const float2 scale = scales_of(scales, PAIRED ? 2 * set : set);
+            const float2 scale = scales_of(scales, group);
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 products[k] += (k < 2 ? scale.x : scale.y) * (__int_as_float(sums[k]) - MAGIC);
             if (LOWS) {
-                const float2 least = scales_of(scales + SCALE_BYTES, PAIRED ? 2 * set : set);
-                const int group = PAIRED ? 2 * set + t / 2 : set;
+                const float2 least = scales_of(scales + SCALE_BYTES, group);
                 const int column = ROWS == 2 ? 2 * t : 2 * (t % 2);
                 const float2 sum =
                     *(const float2*)(sums_of_x + (block * GROUPS + group) * ROWS * 4 + column);

@@ -23,7 +23,6 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,22 +106,16 @@ class Matrix(NamedTuple):
         return gated_product(x, self.weight, blocks, scales=self.scales, **given)
 
     def project(
-        self,
-        x: Tensor,
-        norm: RMSNorm,
-        rotations: Tensor,
-        target: KVSlots,
-        ahead: Sequence[tuple[Words, int]],
-        **given: Any,
+        self, x: Tensor, norm: RMSNorm, rotations: Tensor, target: KVSlots, **given: Any
     ) -> Tensor | None:
         """Return rotated queries, and store keys and values; `given` are `num_heads` and `level` of
-        `project_heads`, `ahead` the packed matrices after them.
+        `project_heads`.
         """
         others: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "bias": self.bias}
         if isinstance(self.weight, Words):
             if not is_few(self.weight, len(x)) or target.keys.dtype is not x.dtype:
                 return None
-            return packed_heads(x, self.weight, rotations, target, ahead=ahead, **others, **given)
+            return packed_heads(x, self.weight, rotations, target, **others, **given)
         blocks = self.blocks(len(x))
         if blocks is None:
             return None
@@ -384,14 +377,6 @@ class FusedLayer:
         # A head's norm needs all of its dimensions, which are more than one program computes.
         self._projects = "project_heads" in kernels and self._head_norm is None
         self._level = kernels.launch_level
-        self._ahead = [
-            (product.weight, parts)
-            for product, parts in (
-                (attention.weights.output, 1),
-                (getattr(mlp, "gate_up", None), 2),
-            )
-            if isinstance(product, PackedLinear)
-        ]
 
     @property
     def num_kernel_products(self) -> int:
@@ -413,7 +398,6 @@ class FusedLayer:
                 self._qkv.norm,
                 rotations,
                 target,
-                self._ahead,
                 num_heads=shape.num_heads,
                 level=self._level,
             )

@@ -76,6 +76,7 @@ CASES = [
     ("q4_0", 5120, 3072),
     ("q4_0", 70, 160),
     ("q4_1", 70, 160),
+    ("q4_k", 70, 256),
     ("q6_k", 151, 896),
     ("q8_0", 70, 160),
 ]
@@ -298,12 +299,14 @@ def test_compiled_layers(folder: Path, caplog: pytest.LogCaptureFixture) -> None
     assert relative_error(found, exact) < 0.05
 
 
-def test_captured_steps_are_the_eager_ones(folder: Path) -> None:
+def test_captured_steps_are_as_exact_as_eager_ones(folder: Path) -> None:
+    """Their attention has other orders of sums, also in the prompt that both begin with."""
     values = {"use_experimental_kernels": "true", "pdl_level": "2", "max_batch_size": 4}
     for rows in (1, 2, 4):
-        eager = logits(runner_of(folder, "gptq", "cuda", **values), rows)
+        exact = logits(runner_of(folder, "float32", "cpu"), rows)
+        eager = row_error(logits(runner_of(folder, "gptq", "cuda", **values), rows), exact)
         replayed = runner_of(folder, "gptq", "cuda", **values)
         replayed.use_graphs(CudaCapture(replayed.device))
-        assert relative_error(logits(replayed, rows), eager) < 0.005
+        assert row_error(logits(replayed, rows), exact) < 1.5 * eager
         assert replayed.graph_runner is not None
         assert replayed.graph_runner.stats().replays == 2

@@ -17,6 +17,7 @@
 #define __forceinline__ inline
 #define __align__(bytes)
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __expf expf
 
 typedef unsigned int u32;
@@ -120,7 +121,6 @@ static void copy16(u32 target, const void* source) { copy_some(target, source, 1
 static void copy16_if(bool exists, u32 target, const void* source) {
     if (exists) copy16(target, source);
 }
-static void prefetch(const void*, int) {}
 static void commit() {}
 template <int N>
 static void wait_copies() {}
