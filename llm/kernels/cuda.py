@@ -94,10 +94,7 @@ class CudaKernel:
         if shared_bytes > self._shared_bytes:
             attributes = self._driver.CUfunction_attribute
             largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            # All of a processor's memory, so that programs of the next kernel share it.
-            share = attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            for attribute, value in ((largest, shared_bytes), (share, 100)):
-                _checked(self._driver.cuFuncSetAttribute(self._function, attribute, value))
+            _checked(self._driver.cuFuncSetAttribute(self._function, largest, shared_bytes))
             self._shared_bytes = shared_bytes
 
     def _bind(self) -> None:

@@ -182,9 +182,7 @@ def _multiply_few(
 ) -> None:
     if len(x) == 0:
         return
-    given.x, given.num_rows = x.data_ptr(), len(x)
-    # Programs of attention, which follows, would fill the processors that are free first.
-    given.level = min(level, 1) if heads else level
+    given.x, given.num_rows, given.level = x.data_ptr(), len(x), level
     given.num_out //= parts
     given.num_tiles //= parts
     given.epsilon = epsilon
