@@ -380,9 +380,9 @@ def step_microseconds(
     layers = list(_layers(model, num_layers, form))
     stack = create_stack(layers, LogitsHead(_norm(model), weight), kernels)
     heads = model.heads
-    pool = KVPool(num_layers, 4, 16, heads.num_kv_heads, heads.head_dim, DTYPE, DEVICE)
+    pool = KVPool(num_layers, 1 + rows // 16, 16, heads.num_kv_heads, heads.head_dim, DTYPE, DEVICE)
     cache = NoAttention(pool, torch.arange(rows, device=DEVICE))
-    rotary = Rotary(RotaryConfig(heads.head_dim), 64, DEVICE)
+    rotary = Rotary(RotaryConfig(heads.head_dim), rows, DEVICE)
     rotations = rotary.at(torch.arange(rows, device=DEVICE))
     x = normal(rows, model.hidden)
     logits = torch.empty(rows, model.vocabulary, device=DEVICE)

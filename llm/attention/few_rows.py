@@ -5,6 +5,7 @@
 
 Parts are added in the order of the splits, whichever program ends last. Page ids are read
 from the device, so that a captured kernel follows changes of page lists. There is no plan.
+Float8 keys and values are multiplied in float16, which holds every number of float8.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def _split_keys(
     WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tuple:
-    """Return a row's page ids, the keys [start, end) of one of its splits, and the number of
-    splits.
+    """Return a row's page ids, the keys [start, end) of one of its splits, its context, and the
+    number of its splits that have keys.
     """
     num_rows = tl.num_programs(0)
     first_page = tl.load(lists + row)
@@ -100,7 +101,8 @@ def _split_keys(
     share = tl.cdiv(tl.cdiv(context - begin, BLOCK), SPLITS) * BLOCK
     start = begin + split * share
     ids = lists + 2 * num_rows + 1 + first_page
-    return ids, start, tl.minimum(start + share, context), context
+    num_splits = tl.cdiv(context - begin, share)
+    return ids, start, tl.minimum(start + share, context), context, num_splits
 
 
 @triton.jit
@@ -123,7 +125,7 @@ def _attend_split(
     All keys but the newest were stored before this step: their first tile is loaded before the
     kernel waits for its predecessor, which stores the newest.
     """
-    ids, start, end, context = share
+    ids, start, end, context, _ = share
     positions = start + tl.arange(0, BLOCK)
     is_new = (positions == context - 1) & (positions < end)
     is_old = (positions < end) & (positions < context - 1)
@@ -131,9 +133,11 @@ def _attend_split(
     if LEVEL == 2:
         gdc_wait()
     group = tl.load(queries, mask=is_query, other=0.0)
+    form: tl.constexpr = tl.float16 if pages[0].dtype.element_ty == tl.float8e4nv else group.dtype
+    group = group.to(form)
     new_key, new_value = _load_tile(pages, ids, head, positions, is_new, SIZE, PAGE)
-    key = tl.where(is_new[:, None], new_key, key)
-    value = tl.where(is_new[:, None], new_value, value)
+    key = tl.where(is_new[:, None], new_key.to(form), key.to(form))
+    value = tl.where(is_new[:, None], new_value.to(form), value.to(form))
     state = (
         tl.full((GROUP,), -1.0e30, tl.float32),
         tl.zeros((GROUP,), tl.float32),
@@ -143,6 +147,7 @@ def _attend_split(
     for first in tl.range(start + BLOCK, end, BLOCK):
         others = first + tl.arange(0, BLOCK)
         key, value = _load_tile(pages, ids, head, others, others < end, SIZE, PAGE)
+        key, value = key.to(form), value.to(form)
         state = _attend_tile(group, key, value, others < end, state, scale, SOFT_CAP)
     return state
 
@@ -179,6 +184,9 @@ def _decode_kernel(
         gdc_wait()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     share = _split_keys(lists, row, split, PAGE, SPLITS, WINDOW, BLOCK)
+    num_splits = share[4]
+    if split >= num_splits:
+        return
     lines, dims = tl.arange(0, GROUP)[:, None], tl.arange(0, SIZE)[None, :]
     is_query = lines < HEADS // KV_HEADS
     places = (head * (HEADS // KV_HEADS) + lines) * SIZE + dims
@@ -188,18 +196,19 @@ def _decode_kernel(
     )
     if LEVEL == 1:
         gdc_launch_dependents()
-    if SPLITS == 1:
+    if num_splits == 1:
         tl.store(out + row * HEADS * SIZE + places, state[2] / state[1][:, None], mask=is_query)
     else:
         mine = parts + ((row * KV_HEADS + head) * SPLITS + split) * GROUP * (SIZE + 2)
         _keep(mine, state, HEADS // KV_HEADS, GROUP, SIZE)
         tl.debug_barrier()
         count = counts + row * KV_HEADS + head
-        if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+        if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
             tl.debug_barrier()
             all_parts = parts + (row * KV_HEADS + head) * SPLITS * GROUP * (SIZE + 2)
             result = out + (row * HEADS + head * (HEADS // KV_HEADS)) * SIZE
-            _join(all_parts, result, HEADS // KV_HEADS, SPLITS, QUERIES, GROUP, SIZE)
+            heads: tl.constexpr = HEADS // KV_HEADS
+            _join(all_parts, result, num_splits, heads, SPLITS, QUERIES, GROUP, SIZE)
             tl.store(count, 0)
 
 
@@ -224,26 +233,28 @@ def _keep(
 def _join(
     parts: tl.tensor,
     result: tl.tensor,
+    num_splits: tl.tensor,
     HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Return the sum [HEADS, D] of all parts. Loads bypass the nearest cache, because other
+    """Store the sum [HEADS, D] of all parts. Loads bypass the nearest cache, because other
     processors wrote them.
     """
-    lines = tl.arange(0, QUERIES)[:, None]
+    lines, splits = tl.arange(0, QUERIES)[:, None], tl.arange(0, SPLITS)[None, :]
     is_query = lines < HEADS
-    places = parts + tl.arange(0, SPLITS)[None, :] * GROUP * (SIZE + 2)
+    is_part = is_query & (splits < num_splits)
+    places = parts + splits * GROUP * (SIZE + 2)
     of_line = places + GROUP * SIZE + lines
-    maxima = tl.load(of_line, mask=is_query, other=0.0, cache_modifier=".cg")
-    sums = tl.load(of_line + GROUP, mask=is_query, other=1.0, cache_modifier=".cg")
+    maxima = tl.load(of_line, mask=is_part, other=-1.0e30, cache_modifier=".cg")
+    sums = tl.load(of_line + GROUP, mask=is_part, other=1.0, cache_modifier=".cg")
     shares = tl.exp2(maxima - tl.max(maxima, axis=1)[:, None])
     shares /= tl.sum(sums * shares, axis=1)[:, None]
     dims = tl.arange(0, SIZE)
     of_value = places[:, :, None] + lines[:, :, None] * SIZE + dims[None, None, :]
-    values = tl.load(of_value, mask=is_query[:, :, None], other=0.0, cache_modifier=".cg")
+    values = tl.load(of_value, mask=is_part[:, :, None], other=0.0, cache_modifier=".cg")
     joined = tl.sum(values * shares[:, :, None], axis=1)
     tl.store(result + lines * SIZE + dims[None, :], joined, mask=is_query)
 
@@ -270,7 +281,7 @@ class FewRowsDecode:
     def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
         """Whether the kernel supports the pool's pages and heads."""
         is_wanted = options.few_rows_level is not None and not options.batch_invariant
-        is_known = pool.dtype == options.dtype
+        is_known = pool.dtype == options.dtype or pool.kernels_take_float8
         is_power = pool.head_dim & (pool.head_dim - 1) == 0
         fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
         return is_wanted and is_known and is_power and fits

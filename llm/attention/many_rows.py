@@ -7,6 +7,8 @@
 No program waits for another. A split has at least `SPLIT_KEYS` keys and a long context several, so
 that contexts of any lengths occupy the device evenly. Parts are added in the order of the splits,
 whichever program ends last. There is no plan: page ids and lengths are read from the device.
+Keys and values are brought into the cache before they are read, the first ones of a program even
+before the kernel's predecessor has ended: all keys but the newest were stored in earlier steps.
 
 Float8 keys and values are read in pairs of neighbouring dimensions, which are one number of 16 bits
 for the matrix unit's loads. First numbers and second numbers of all pairs are multiplied apart, in
@@ -25,6 +27,7 @@ from llm.attention.base import AttentionOptions
 from llm.attention.few_rows import FEW_ROWS, MAX_QUERIES, capped
 from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
+from llm.memory.fetch import fetch
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
 BLOCK = 64  # keys of a step
@@ -32,6 +35,7 @@ STAGES = 3  # steps whose keys are being read
 NUM_WARPS = 4
 SPLIT_KEYS = 512  # of a split, at least
 MAX_SPLITS = 8
+FETCHED_KEYS = 128  # of a program, asked for before they are read
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CONVERT = """{{
 .reg .b32 both;
@@ -123,6 +127,35 @@ def _attend_block(
 
 
 @triton.jit
+def _fetch_block(
+    heads: tl.tuple,
+    ids: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> None:
+    """Bring a block of keys and values, all of one page, into the cache."""
+    PAGE: tl.constexpr = KEYS[0]
+    WIDTH: tl.constexpr = SIZE // KEYS[1]
+    ITEM: tl.constexpr = heads[0].dtype.element_ty.primitive_bitwidth // 8
+    if first < end:
+        page = tl.load(ids + first // PAGE).to(tl.int64)
+        place = (page * PAGE + first % PAGE) * WIDTH
+        fetch(heads[0] + place, KEYS[2] * WIDTH * ITEM)
+        fetch(heads[1] + place, KEYS[2] * WIDTH * ITEM)
+
+
+@triton.jit
+def _fetch_first(heads: tl.tuple, share: tl.tuple, SIZE: tl.constexpr, KEYS: tl.constexpr) -> None:
+    """Bring the first keys and values of a split into the cache."""
+    BLOCK: tl.constexpr = KEYS[2]
+    FETCHED: tl.constexpr = KEYS[4]
+    for ahead in tl.static_range(0, FETCHED, BLOCK):
+        _fetch_block(heads, share[0], share[1] + ahead, share[2], SIZE, KEYS)
+
+
+@triton.jit
 def _attend_split(
     queries: tl.tensor,
     is_query: tl.tensor,
@@ -153,6 +186,8 @@ def _attend_split(
         summed = summed + (tl.zeros((GROUP, WIDTH), tl.float32),)
     state = (tl.full((GROUP,), -1.0e30, tl.float32), tl.zeros((GROUP,), tl.float32), summed)
     for first in tl.range(start, end, BLOCK, num_stages=KEYS[3]):
+        if KEYS[4] > 0:
+            _fetch_block(pages, ids, first + KEYS[4], end, SIZE, KEYS)
         is_seen = first + lines < end
         if SEEN[0] > 0:
             is_seen = is_seen & (first + lines >= oldest)
@@ -249,6 +284,28 @@ def _join(
 
 
 @triton.jit
+def _add_part(
+    parts: tl.tensor,
+    count: tl.tensor,
+    result: tl.tensor,
+    state: tl.tuple,
+    split: tl.tensor,
+    num_splits: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Store the part of a split; the last program of a context stores the sum of all."""
+    SIZE: tl.constexpr = HEADS[2]
+    QUERIES: tl.constexpr = HEADS[3]
+    _keep(parts + split * QUERIES * (SIZE + 2), state, HEADS[0], GROUP, QUERIES, SIZE)
+    tl.debug_barrier()
+    if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+        tl.debug_barrier()
+        _join(parts, result, num_splits, HEADS[0], QUERIES, SIZE)
+        tl.store(count, 0)
+
+
+@triton.jit
 def _decode_kernel(
     query: tl.tensor,
     pages: tl.tuple,
@@ -271,8 +328,9 @@ def _decode_kernel(
     `parts` float32 [rows, KV heads, splits, Q × (D + 2)]; `counts` int32 [rows, KV heads], 0.
 
     `HEADS`: query heads of a KV head, KV heads, their size D, room for queries Q in `parts`.
-    `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead.
-    `SPLITS`: most splits, least keys of one. `SEEN`: window and soft cap of the scores, or 0.
+    `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead, keys
+    in the cache before they are read. `SPLITS`: most splits, least keys of one. `SEEN`: window and soft
+    cap of the scores, or 0.
     """
     if LEVEL == 2:
         gdc_launch_dependents()
@@ -289,26 +347,20 @@ def _decode_kernel(
     first_head = (row.to(tl.int64) * HEADS[1] + head) * HEADS[0]
     queries = query + row.to(tl.int64) * query_stride + (head * HEADS[0] + lines) * SIZE
     of_head = head.to(tl.int64) * pages[2]
+    heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
+    _fetch_first(heads, share, SIZE, KEYS)
     if LEVEL > 0:
         gdc_wait()
-    heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
     state = _attend_split(queries, is_query, heads, share, scale, SIZE, KEYS, SEEN, GROUP)
     if LEVEL == 1:
         gdc_launch_dependents()
     result = out + first_head * SIZE
     if num_splits == 1:
-        own = result + lines * SIZE + dims
-        tl.store(own, state[2] / state[1][:, None], mask=is_query)
+        tl.store(result + lines * SIZE + dims, state[2] / state[1][:, None], mask=is_query)
     else:
         place = row * HEADS[1] + head
         all_parts = parts + place * (SPLITS[0] * QUERIES * (SIZE + 2))
-        mine = all_parts + split * QUERIES * (SIZE + 2)
-        _keep(mine, state, HEADS[0], GROUP, QUERIES, SIZE)
-        tl.debug_barrier()
-        if tl.atomic_add(counts + place, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
-            tl.debug_barrier()
-            _join(all_parts, result, num_splits, HEADS[0], QUERIES, SIZE)
-            tl.store(counts + place, 0)
+        _add_part(all_parts, counts + place, result, state, split, num_splits, HEADS, GROUP)
 
 
 class ManyRowsDecode:
@@ -333,6 +385,8 @@ class ManyRowsDecode:
         self._splits = 1 << (splits.bit_length() - 1)
         self._scratch = scratch
         self._counts = torch.zeros(num_rows, heads, dtype=torch.int32, device=pool.device)
+        fetches = (options.few_rows_level or 0) > 0 and pool.page_size % BLOCK == 0
+        self._fetched = FETCHED_KEYS if fetches else 0
         # Pairs of float8 numbers are read as one number.
         self._parts = 2 if pool.dtype.itemsize == 1 else 1
         self._pages = [self._pages_of(n) for n in range(pool.num_layers)]
@@ -374,7 +428,7 @@ class ManyRowsDecode:
                 pool.head_dim,
                 self._queries,
             ),
-            KEYS=(pool.page_size, self._parts, BLOCK, STAGES),
+            KEYS=(pool.page_size, self._parts, BLOCK, STAGES, self._fetched),
             SPLITS=(self._splits, SPLIT_KEYS),
             SEEN=(window or 0, options.soft_cap or 0.0),
             GROUP=GROUP,

@@ -51,7 +51,7 @@ def multiply_rows(
     blocks = blocks_for(num_rows, num_out)
     if is_float8:
         blocks["block_in"] = FLOAT8_INPUTS
-    grid = (triton.cdiv(num_out, blocks["block_out"]), triton.cdiv(num_rows, blocks["block_rows"]))
+    grid = (triton.cdiv(num_rows, blocks["block_rows"]), triton.cdiv(num_out, blocks["block_out"]))
     scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
     given = Product(x, weight, out, num_rows, num_out, num_in, *scales)
     _multiply[grid](given, is_float8=is_float8, **blocks)
@@ -77,8 +77,9 @@ def _multiply(
     block_in: tl.constexpr,
     is_float8: tl.constexpr,
 ) -> None:
-    outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    rows = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    # Programs that run at the same time share tiles of the matrix.
+    outs = tl.program_id(1) * block_out + tl.arange(0, block_out)
+    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     num_in = given.num_in
     is_out, is_row = outs < given.num_out, rows < given.num_rows
     matrix = given.weight + outs.to(tl.int64)[:, None] * num_in

@@ -28,21 +28,13 @@ KERNELS = (
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
     # One scale of a matrix for BLAS, and sums in float16 for few rows.
-    Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_experimental=True),
+    Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_product=True),
+    Kernel("attend_few_rows", "llm.attention.gathered.GatheredBackend"),
+    Kernel("attend_many_rows", "llm.attention.gathered.GatheredBackend"),
     Kernel(
         "multiply_split",
         "llm.layers.linear.FloatLinear",
         is_product=True,
-        is_experimental=True,
-    ),
-    Kernel(
-        "attend_few_rows",
-        "llm.attention.gathered.GatheredBackend",
-        is_experimental=True,
-    ),
-    Kernel(
-        "attend_many_rows",
-        "llm.attention.gathered.GatheredBackend",
         is_experimental=True,
     ),
     Kernel(

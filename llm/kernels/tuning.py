@@ -25,6 +25,7 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
+MAX_WIDE_ROWS = 256  # with many outputs in float32
 HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core

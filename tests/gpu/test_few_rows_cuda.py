@@ -60,11 +60,14 @@ def random_pool(batch: ForwardBatch, heads: int, size: int, form: torch.dtype) -
 @pytest.mark.parametrize("heads", [(32, 8, 64), (24, 8, 128), (16, 8, 128), (14, 2, 64)])
 @pytest.mark.parametrize("contexts", [[1], [300], [4001], [700, 17], [1, 64, 65, 999]])
 @pytest.mark.parametrize("window", [None, 100])
-def test_decoding(heads: tuple[int, int, int], contexts: list[int], window: int | None) -> None:
+@pytest.mark.parametrize("form", [torch.bfloat16, torch.float8_e4m3fn])
+def test_decoding(
+    heads: tuple[int, int, int], contexts: list[int], window: int | None, form: torch.dtype
+) -> None:
     torch.manual_seed(0)
     num_heads, num_kv_heads, size = heads
     batch = decode_batch(contexts)
-    pool = random_pool(batch, num_kv_heads, size, torch.bfloat16)
+    pool = random_pool(batch, num_kv_heads, size, form)
     query = torch.randn(len(contexts), num_heads, size, device="cuda").bfloat16()
     plain = AttentionOptions(num_heads=num_heads, dtype=torch.bfloat16, windows=(window, window))
     counterpart = PlannedAttention.create(batch, GatheredBackend(pool, plain))

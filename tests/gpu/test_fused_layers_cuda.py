@@ -14,6 +14,13 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from llm.config import PipelineConfig
+from llm.kernels.elementwise import normalise
+from llm.kernels.registry import KernelSet
+from llm.kernels.tuning import MAX_ROWS
+from llm.layers.decoder import LogitsHead, RMSNorm
+from llm.layers.fused import FusedHead
+from llm.layers.linear import FloatLinear
+from llm.layers.weight import LinearWeight
 from llm.runner.model_runner import ModelRunner
 from tests.llm.llama_checkpoints import SMALL, batch, random_ids, row, write_llama, write_random
 
@@ -69,6 +76,25 @@ def test_kernels_change_logits_by_no_more_than_rounding(checkpoint: Path, rows: 
         assert (found - expected).norm() / expected.norm() < 0.03
         for level in ("1", "2"):
             assert torch.equal(logits(checkpoint, rows, pdl_level=level, **switches), found)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 64, 100, 256, 300])
+@pytest.mark.parametrize("num_in", [1024, 3072])
+def test_a_head_of_a_large_vocabulary(rows: int, num_in: int) -> None:
+    """Logits are not rounded to the format of the matrix."""
+    num_out, device = 66_001, torch.device("cuda")
+    made = torch.Generator("cuda").manual_seed(rows)
+    x, weight = (
+        torch.randn(count, num_in, generator=made, device=device).bfloat16()
+        for count in (rows, num_out)
+    )
+    norm = RMSNorm(torch.ones(num_in, device=device, dtype=torch.bfloat16), 1e-5)
+    linear = FloatLinear(LinearWeight(weight), torch.bfloat16, device)
+    kernels = KernelSet.choose(vendor_blas=False, experimental=False, launch_level=0)
+    found = FusedHead(LogitsHead(norm, linear), kernels)(x)
+    exact = normalise(x, norm.gain, norm.epsilon).double() @ weight.double().t()
+    error = ((found.double() - exact).norm() / exact.norm()).item()
+    assert error < (3e-3 if rows <= MAX_ROWS else 1e-5)  # few rows: the norm is not rounded
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler
