@@ -329,8 +329,8 @@ def _decode_kernel(
 
     `HEADS`: query heads of a KV head, KV heads, their size D, room for queries Q in `parts`.
     `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead, keys
-    in the cache before they are read. `SPLITS`: most splits, least keys of one. `SEEN`: window and soft
-    cap of the scores, or 0.
+    in the cache before they are read. `SPLITS`: most splits, least keys of one. `SEEN`: window and
+    soft cap of the scores, or 0.
     """
     if LEVEL == 2:
         gdc_launch_dependents()

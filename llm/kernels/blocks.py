@@ -27,8 +27,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A program multiplies `block_out` outputs, and one of `splits` parts of the inputs in chunks
-    of `block_in`, of which `stages` are on their way.
+    """A program multiplies `block_out` outputs with one of `splits` parts of the inputs. Of the
+    rows `stages` chunks of `block_in` inputs are on their way.
     """
 
     block_out: int
@@ -36,3 +36,15 @@ class Tiles:
     block_in: int
     num_warps: int
     stages: int
+
+    def chunks(self, num_in: int) -> int:
+        """Return the chunks of a part of the inputs."""
+        return max(1, -(-num_in // (self.splits * self.block_in)))
+
+    def shared_bytes(self, num_in: int, num_rows: int, *, parts: int = 1) -> int:
+        """Return the shared memory of a program: `parts` matrices, and so many rows, in numbers of
+        2 bytes, and a factor of each row.
+        """
+        chunks = self.chunks(num_in)
+        lines = chunks * parts * self.block_out + min(self.stages, chunks) * num_rows
+        return 2 * self.block_in * lines + 4 * num_rows

@@ -59,6 +59,8 @@ class CudaKernel:
         early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         self._early = early
+        self._cluster = driver.CUlaunchAttribute()
+        self._cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
     def launch(
         self,
@@ -68,9 +70,11 @@ class CudaKernel:
         arguments: ctypes.Structure,
         *,
         is_early: bool = False,
+        cluster: int = 1,
     ) -> None:
         """Queue the kernel, which takes one structure, on the current stream. `is_early`: it may
-        start before its predecessor ends (programmatic dependent launch).
+        start before its predecessor ends (programmatic dependent launch). `cluster`: so many
+        programs next to each other in the grid's second dimension read each other's memory.
         """
         driver = self._driver
         self._reserve(shared_bytes)
@@ -79,8 +83,12 @@ class CudaKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
         config.sharedMemBytes = shared_bytes
         config.hStream = driver.CUstream(torch.cuda.current_stream(self._device).cuda_stream)
-        if is_early:
-            config.attrs, config.numAttrs = [self._early], 1
+        attributes = [self._early] if is_early else []
+        if cluster > 1:
+            size = self._cluster.value.clusterDim
+            size.x, size.y, size.z = 1, cluster, 1
+            attributes.append(self._cluster)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         address = ctypes.addressof(pointers)
         (result,) = driver.cuLaunchKernelEx(config, self._function, address, 0)
@@ -102,6 +110,13 @@ class CudaKernel:
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         context = _checked(self._driver.cuDevicePrimaryCtxRetain(index))
         _checked(self._driver.cuCtxSetCurrent(context))
+
+
+@cache
+def most_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have: 99 to 227 KiB."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 @cache

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from llm.batch import KVSlots
-from llm.kernels.cuda import CudaKernel
+from llm.kernels.cuda import CudaKernel, most_shared_bytes
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import FACTOR_BYTES, OUTPUTS, UNIT_BITS, UNITS, Words
 
@@ -126,13 +126,6 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@cache
-def _most_shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program can have: 99 to 227 KiB."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
 def _variant(weight: Words, **others: Any) -> Variant:
     is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
     others["factors"] = weight.has_factors
@@ -189,10 +182,10 @@ def _multiply_few(
     given.gain = None if gain is None else gain.data_ptr()
     given.bias = None if bias is None else bias.data_ptr()
     programs, tiles = _share(weight, parts)
-    # One program of each of two products that follow each other fits on a processor, but not two of
-    # one product, of which another processor would then have none: registers are for 36 warps, and
-    # the shared memory is halved unequally.
-    half = (_most_shared_bytes(x.device) + RESERVED_BYTES) // 2 - RESERVED_BYTES
+    # Programs of two products that follow each other fit on a processor, but not two of one
+    # product, of which another processor would then have none: a processor's registers are enough
+    # for 36 warps, and the shared memory is halved unequally.
+    half = (most_shared_bytes(x.device) + RESERVED_BYTES) // 2 - RESERVED_BYTES
     is_alone, is_normed = programs <= _processors(x.device), gain is not None
     limit, least, warps = half, 0, FEW_ROWS_WARPS
     if is_alone and is_normed:
@@ -218,7 +211,7 @@ def is_few(weight: Words, num_rows: int, *, parts: int = 1) -> bool:
         return False
     sizes = _variant(weight, parts=parts, rows=max(num_rows, 1), warps=ADDED_WARPS)
     needed = sizes.shared_bytes(weight.values.shape[1], _share(weight, parts)[1])
-    return needed <= _most_shared_bytes(weight.values.device)
+    return needed <= most_shared_bytes(weight.values.device)
 
 
 def packed_product(
@@ -299,7 +292,7 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
     given.x, given.num_rows = x.data_ptr(), num_rows
     given.is_float = int(out.dtype is torch.float32)
     # Several tiles of outputs share the inputs in memory, if enough programs and memory are left.
-    most = _most_shared_bytes(x.device)
+    most = most_shared_bytes(x.device)
     sizes = _variant(weight, tiles=tiles, outs=tiles)
     while sizes.outs > 1 and (
         given.num_tiles < sizes.outs * _processors(x.device)

@@ -4,6 +4,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -20,6 +21,8 @@
 #define __maxnreg__(...)
 #define __expf expf
 
+using std::min;
+
 typedef unsigned int u32;
 typedef unsigned short u16;
 struct alignas(16) uint4 { u32 x, y, z, w; };
@@ -29,6 +32,7 @@ struct alignas(8) float2 { float x, y; };
 struct Place { int x, y; };
 
 const int MOST_BYTES = 227 * 1024, MOST_WARPS = 32, STACK_BYTES = 1 << 16;
+const int TURNS = 64;  // of a program's threads before another one of the cluster runs
 alignas(128) char shared[MOST_BYTES];
 
 struct Fiber {
@@ -37,14 +41,20 @@ struct Fiber {
     bool has_ended;
 };
 struct Barrier { int waiting, generation, threads; };
+struct Program {
+    std::vector<Fiber> fibers;
+    Barrier of_warp[MOST_WARPS], of_program;
+    u32 registers[MOST_WARPS][32][6];
+    std::vector<char> memory;  // while others of the cluster run
+};
 
-static std::vector<Fiber> fibers;
+static std::vector<Program> programs;  // of a cluster
+static int running;
+static Barrier of_cluster;
 static ucontext_t scheduler;
 static int current;
 static Place blockIdx, gridDim;
 static struct { struct { operator int() const { return current; } } x; } threadIdx;
-static Barrier of_warp[MOST_WARPS], of_program;
-static u32 registers[MOST_WARPS][32][6];
 
 static void wait_at(Barrier& barrier) {
     const int own = barrier.generation;
@@ -54,23 +64,29 @@ static void wait_at(Barrier& barrier) {
             barrier.waiting = 0;
             barrier.generation++;
         } else {
-            swapcontext(&fibers[current].context, &scheduler);
+            swapcontext(&programs[running].fibers[current].context, &scheduler);
         }
     }
 }
 
-static void __syncthreads() { wait_at(of_program); }
-static void __syncwarp() { wait_at(of_warp[current / 32]); }
+static void __syncthreads() { wait_at(programs[running].of_program); }
+static void __syncwarp() { wait_at(programs[running].of_warp[current / 32]); }
+static void wait_for_cluster() { wait_at(of_cluster); }
 
 template <class T>
-static T __shfl_xor_sync(u32, T value, int step) {
-    auto& warp = registers[current / 32];
+static T __shfl_sync(u32, T value, int lane) {
+    auto& warp = programs[running].registers[current / 32];
     memcpy(warp[current % 32], &value, 4);
     __syncwarp();
     T found;
-    memcpy(&found, warp[current % 32 ^ step], 4);
+    memcpy(&found, warp[lane], 4);
     __syncwarp();
     return found;
+}
+
+template <class T>
+static T __shfl_xor_sync(u32 mask, T value, int step) {
+    return __shfl_sync(mask, value, current % 32 ^ step);
 }
 
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
@@ -117,6 +133,12 @@ static void copy_some(u32 target, const void* source, int bytes, bool exists) {
     else memset(shared + target, 0, bytes);
 }
 
+static float4 load_from(u32 program, u32 address) {
+    float4 found;
+    memcpy(&found, (int)program == running ? shared + address : &programs[program].memory[address], 16);
+    return found;
+}
+
 static void copy16(u32 target, const void* source) { copy_some(target, source, 16, true); }
 static void copy16_if(bool exists, u32 target, const void* source) {
     if (exists) copy16(target, source);
@@ -154,7 +176,7 @@ static u32 add_pairs(u32 pair, u32 other) {
 // `product(a, b, index)` of two registers' numbers.
 template <int PER, class T, class F>
 static void multiply_tile(T* sums, const u32* a, const u32* b, int depth, F product) {
-    auto& warp = registers[current / 32];
+    auto& warp = programs[running].registers[current / 32];
     const int lane = current % 32, group = lane / 4, thread = lane % 4, run = 4 * PER;
     memcpy(warp[lane], a, 8 * depth / run);
     memcpy(warp[lane] + 4, b, 4 * depth / run);
@@ -198,44 +220,62 @@ static const Arguments* arguments;
 
 static void begin() {
     run_thread(*arguments);
-    fibers[current].has_ended = true;
-    of_warp[current / 32].threads--;
-    of_program.threads--;
-    swapcontext(&fibers[current].context, &scheduler);
+    Program& program = programs[running];
+    program.fibers[current].has_ended = true;
+    program.of_warp[current / 32].threads--;
+    program.of_program.threads--;
+    of_cluster.threads--;
+    swapcontext(&program.fibers[current].context, &scheduler);
 }
 
-static void run_program(int num_threads) {
-    memset(shared, 0xff, sizeof shared);
-    for (Barrier& barrier : of_warp) barrier = {0, 0, 32};
-    of_program = {0, 0, num_threads};
-    for (Fiber& fiber : fibers) {
+static void prepare(Program& program, int num_threads) {
+    program.memory.assign(MOST_BYTES, (char)0xff);
+    for (Barrier& barrier : program.of_warp) barrier = {0, 0, 32};
+    program.of_program = {0, 0, num_threads};
+    program.fibers.resize(num_threads);
+    for (Fiber& fiber : program.fibers) {
+        fiber.stack.resize(STACK_BYTES);
         fiber.has_ended = false;
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
         fiber.context.uc_stack.ss_size = fiber.stack.size();
         makecontext(&fiber.context, begin, 0);
     }
+}
+
+// Run the programs of a cluster in turn, each until its threads wait.
+static void run_cluster(int first, int num_threads) {
+    for (Program& program : programs) prepare(program, num_threads);
+    of_cluster = {0, 0, num_threads * (int)programs.size()};
     for (bool runs = true; runs;) {
         runs = false;
-        for (current = 0; current < num_threads; current++) {
-            if (fibers[current].has_ended) continue;
-            runs = true;
-            swapcontext(&scheduler, &fibers[current].context);
+        for (running = 0; running < (int)programs.size(); running++) {
+            Program& program = programs[running];
+            blockIdx.y = first + running;
+            memcpy(shared, program.memory.data(), sizeof shared);
+            for (int turn = 0; turn < TURNS && program.of_program.threads; turn++)
+                for (current = 0; current < num_threads; current++) {
+                    if (program.fibers[current].has_ended) continue;
+                    runs = true;
+                    swapcontext(&scheduler, &program.fibers[current].context);
+                }
+            memcpy(program.memory.data(), shared, sizeof shared);
         }
     }
 }
 
 // Run all programs, and return whether none wrote beyond its shared memory.
-extern "C" int launch(int width, int height, int num_threads, int bytes, const Arguments* given) {
+extern "C" int launch(
+    int width, int height, int num_threads, int bytes, int cluster, const Arguments* given) {
     arguments = given;
     gridDim = {width, height};
-    fibers = std::vector<Fiber>(num_threads);
-    for (Fiber& fiber : fibers) fiber.stack.resize(STACK_BYTES);
-    for (blockIdx.y = 0; blockIdx.y < height; blockIdx.y++)
+    programs = std::vector<Program>(cluster);
+    for (int y = 0; y < height; y += cluster)
         for (blockIdx.x = 0; blockIdx.x < width; blockIdx.x++) {
-            run_program(num_threads);
-            for (int i = bytes; i < MOST_BYTES; i++)
-                if ((unsigned char)shared[i] != 0xff) return 0;
+            run_cluster(y, num_threads);
+            for (const Program& program : programs)
+                for (int i = bytes; i < MOST_BYTES; i++)
+                    if ((unsigned char)program.memory[i] != 0xff) return 0;
         }
     return 1;
 }

@@ -57,7 +57,7 @@ def emulated(
     )
     monkeypatch.setattr(packed, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(packed, "_processors", lambda device: 2)
-    monkeypatch.setattr(packed, "_most_shared_bytes", lambda device: 227 * 1024)
+    monkeypatch.setattr(packed, "most_shared_bytes", lambda device: 227 * 1024)
     packed._kernel.cache_clear()
     torch.manual_seed(0)
     yield
@@ -212,7 +212,7 @@ def test_a_program_has_the_shared_memory_of_its_device(
     """Devices of compute capability 8.6, 8.9 and 12.0 have 99 KiB, of 8.0 163, of 9.0 227."""
     given: list[int] = []
     monkeypatch.setattr(packed, "_processors", lambda device: 1)
-    monkeypatch.setattr(packed, "_most_shared_bytes", lambda device: kib * 1024)
+    monkeypatch.setattr(packed, "most_shared_bytes", lambda device: kib * 1024)
 
     class Recorded:
         def launch(
