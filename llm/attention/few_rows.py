@@ -21,7 +21,7 @@ from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
-BLOCK = 32  # keys of a step: several small programs fit on a processor beside those of products
+BLOCK = 32  # keys of a step: so small that a processor has room for programs of products, too
 PROGRAMS = 264  # of up to two rows: two per processor of an H200
 MAX_SPLITS = 32
 MAX_JOINED = 16_384  # maximum number of values that the last program of a KV head holds

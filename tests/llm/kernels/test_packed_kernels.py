@@ -4,8 +4,10 @@ them on a device.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from llm.batch import KVSlots
 from llm.kernels import packed
+from llm.kernels.cuda import source_text
 from llm.kernels.packed import (
     expand,
     is_few,
@@ -203,6 +206,44 @@ def test_rows_of_many_inputs() -> None:
     wide = matrix(8, 16, True, "float32", 256, 24_576)  # its scales and sums of groups need more
     assert is_few(wide, 1)
     assert not is_few(wide, 2)
+
+
+def test_a_processor_has_programs_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that follow each other, and never two of one; sizes of Llama 3B on an H200."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(packed, "_processors", lambda device: 132)
+
+    class Recorded:
+        def launch(
+            self, grid: Any, num_threads: int, shared_bytes: int, *arguments: Any, **others: Any
+        ) -> None:
+            assert grid == (132, 1)
+            given.append((num_threads * registers, shared_bytes + packed.RESERVED_BYTES))
+
+    (registers,) = map(int, re.findall(r"#define REGISTERS (\d+)", source_text(packed.SOURCE)))
+    monkeypatch.setattr(packed, "CudaKernel", lambda *names: Recorded())
+    for rows in (1, 2):
+        given.clear()
+        for num_out, num_in, is_normed in (
+            (5120, 3072, True),
+            (3072, 3072, False),
+            (8192, 3072, True),
+            (3072, 8192, False),
+        ):
+            values = torch.empty(num_out // 16, num_in // 128, 2, 32, 4, dtype=torch.int32)
+            scales = torch.empty(*values.shape[:2], 8, 4, 2, dtype=torch.half)
+            words = Words(values, scales, None, 4, (num_out, num_in))
+            gain = torch.empty(num_in, dtype=HALF) if is_normed else None
+            x, out = torch.empty(rows, num_in, dtype=HALF), torch.empty(rows, num_out)
+            packed_product(x, words, out, gain=gain)
+
+        def fits(*programs: tuple[int, int]) -> bool:
+            amounts = [sum(part) for part in zip(*programs, strict=True)]
+            return amounts[0] <= 65_536 and amounts[1] <= 228 * 1024
+
+        for first, second in pairwise([*given, given[0]]):
+            assert fits(first, second)
+            assert not fits(first, first)
 
 
 @pytest.mark.parametrize("kib", [99, 163, 227])
