@@ -7,8 +7,9 @@
 No program waits for another. A split has at least `SPLIT_KEYS` keys and a long context several, so
 that contexts of any lengths occupy the device evenly. Parts are added in the order of the splits,
 whichever program ends last. There is no plan: page ids and lengths are read from the device.
-Keys and values are brought into the cache before they are read, the first ones of a program even
-before the kernel's predecessor has ended: all keys but the newest were stored in earlier steps.
+With `reads_ahead` keys and values are brought into the cache before they are read, the first ones
+of a program even before the kernel's predecessor has ended: all keys but the newest were stored in
+earlier steps.
 
 Float8 keys and values are read in pairs of neighbouring dimensions, which are one number of 16 bits
 for the matrix unit's loads. First numbers and second numbers of all pairs are multiplied apart, in
@@ -385,8 +386,8 @@ class ManyRowsDecode:
         self._splits = 1 << (splits.bit_length() - 1)
         self._scratch = scratch
         self._counts = torch.zeros(num_rows, heads, dtype=torch.int32, device=pool.device)
-        fetches = (options.few_rows_level or 0) > 0 and pool.page_size % BLOCK == 0
-        self._fetched = FETCHED_KEYS if fetches else 0
+        is_aligned = pool.page_size % BLOCK == 0  # a block is in one page
+        self._fetched = FETCHED_KEYS if options.reads_ahead and is_aligned else 0
         # Pairs of float8 numbers are read as one number.
         self._parts = 2 if pool.dtype.itemsize == 1 else 1
         self._pages = [self._pages_of(n) for n in range(pool.num_layers)]

@@ -31,6 +31,13 @@ KERNELS = (
     Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_product=True),
     Kernel("attend_few_rows", "llm.attention.gathered.GatheredBackend"),
     Kernel("attend_many_rows", "llm.attention.gathered.GatheredBackend"),
+    # The head of a large vocabulary, for more rows than `product`.
+    Kernel(
+        "multiply_rows",
+        "llm.layers.decoder.LogitsHead",
+        is_product=True,
+        is_experimental=True,
+    ),
     Kernel(
         "multiply_split",
         "llm.layers.linear.FloatLinear",
@@ -55,6 +62,8 @@ class KernelSet:
     """Programmatic dependent launch. 1: a kernel may start when its predecessor is about to end; 2:
     when it begins, and loads weights until it needs the predecessor's results.
     """
+    reads_ahead: bool = False
+    """Whether kernels bring into the cache what is read next, see `llm.memory.fetch`."""
 
     @classmethod
     def choose(cls, *, vendor_blas: bool, experimental: bool, launch_level: int) -> KernelSet:
@@ -65,7 +74,7 @@ class KernelSet:
             if not (kernel.is_product and vendor_blas)
             and not (kernel.is_experimental and not experimental)
         )
-        return cls(chosen, launch_level)
+        return cls(chosen, launch_level, experimental and launch_level == 2)
 
     def __contains__(self, name: object) -> bool:
         return any(kernel.name == name for kernel in self.kernels)

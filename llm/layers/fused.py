@@ -201,27 +201,19 @@ def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
     return None
 
 
-def multiply_wide(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """Write the product to `out`, in its wider format without rounding in between. For a large
-    vocabulary BLAS chooses a kernel of older GPUs.
-    """
-    if len(weight) >= MANY_OUTPUTS and len(x) <= MAX_WIDE_ROWS:
-        multiply_rows(x, weight, out)
-        return out
-    return torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
-
-
 class NormedProduct:
     """Computes linear(norm x)."""
 
     def __init__(self, norm: RMSNorm, linear: Linear, kernels: KernelSet) -> None:
         self.matrix = kernel_matrix(linear, "product", kernels)
-        self.weight = weight_of(linear)
+        self.weight = weight_of(linear) if kernels.reads_ahead else None
         self.ahead: Tensor | None = None
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
+        # For so many outputs in float32 BLAS chooses a kernel of older GPUs.
+        self._is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -241,7 +233,14 @@ class NormedProduct:
             return out
         if not x.is_cuda:
             return out.copy_(self._linear(normed))
-        return multiply_wide(normed, matrix.weight, out)
+        return self._multiply_wide(normed, matrix.weight, out)
+
+    def _multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """Write the product in a wider format without rounding in between."""
+        if self._is_wide and len(normed) <= MAX_WIDE_ROWS:
+            multiply_rows(normed, weight, out)
+            return out
+        return torch.mm(normed, weight.t(), out_dtype=out.dtype, out=out)
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
@@ -268,7 +267,7 @@ class GatedProduct:
         """`quantizes`: the result of many rows is rounded for a layer that takes float8."""
         matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
-        self.weight = weight_of(gate_up)
+        self.weight = weight_of(gate_up) if kernels.reads_ahead else None
         self.ahead: Tensor | None = None
         if isinstance(gate_up, PackedLinear) and gate_up.out_features % (2 * OUTPUTS):
             self.matrix = None
@@ -311,7 +310,7 @@ class AddedProduct:
         self._sums = group.size > 1
         self._plain = plain_matrix(linear)
         self.matrix: Matrix | None = None
-        self.weight = weight_of(linear)
+        self.weight = weight_of(linear) if kernels.reads_ahead else None
         self.ahead: Tensor | None = None
         if not self._sums or self._mailbox is not None:
             self.matrix = kernel_matrix(linear, "product", kernels)

@@ -117,7 +117,14 @@ def test_decoding_many_rows(
     count, scratch = len(contexts) - 2, torch.empty(2**24, device="cuda")
     found: dict[int, list[Tensor]] = {}
     for level in (0, 1, 2):
-        options = AttentionOptions(num_heads, torch.bfloat16, (window, window), None, True, level)
+        options = AttentionOptions(
+            num_heads,
+            torch.bfloat16,
+            (window, window),
+            enable_pdl=True,
+            few_rows_level=level,
+            reads_ahead=level == 2,
+        )
         own = ManyRowsDecode(pool, options, lists, count, scratch)
         found[level] = []
         for layer in (0, 1, 0, 1):
