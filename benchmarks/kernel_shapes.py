@@ -19,7 +19,7 @@ from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import quantize_rows
 from llm.kernels.tuning import MAX_ROWS, blocks_for
-from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
+from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words, joined
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
     AttentionShape,
@@ -48,10 +48,13 @@ PACKED = {
     "awq": (4, 128, True),
     "q4_0": (4, 32, False),
     "q4_1": (4, 32, True),
+    "q4_k": (4, 32, True),
     "q6_k": (8, 16, False),
     "q8_0": (8, 32, False),
 }
 """Bits, inputs of a group, and whether there are minimums, by format of packed matrices."""
+FACTORED = ("q4_k", "q6_k")
+"""Formats whose scales are products of two factors, of a block and of a group."""
 HEADS = {name: "q6_k" if name.startswith("q4") else "" for name in PACKED}
 """Formats of the head of a file whose layers are packed; else it is bfloat16."""
 DEVICE = torch.device("cuda")
@@ -87,7 +90,10 @@ class Product:
         if not self.packed:
             return count * self.weight_width
         bits, group, has_minimums = PACKED[self.packed]
-        return count * bits // 8 + count // group * SCALE_BYTES * (1 + has_minimums)
+        scales = count // group * SCALE_BYTES
+        if self.packed in FACTORED:
+            scales = count // group + count * bits // (UNITS * UNIT_BITS) * SCALE_BYTES
+        return count * bits // 8 + scales * (1 + has_minimums)
 
     def blocks(self, rows: int, *, in_half: bool = False) -> Blocks | None:
         """Return the tile sizes that a model uses, of float8 also those for sums in float16."""
@@ -323,8 +329,13 @@ def random_words(num_out: int, num_in: int, kind: str, scale: float) -> Words:
     values = torch.randint(*bounds, shape, dtype=torch.int32, device=DEVICE)
     groups = (tiles, blocks, 8, max(1, block // group), 2)
     scales = torch.rand(groups, device=DEVICE).add_(0.5).mul_(scale).div_(2**bits / 12**0.5)
-    minimums = scales.mul(-(2 ** (bits - 1))).half() if has_minimums else None
-    return Words(values, scales.half(), minimums, bits, (num_out, num_in))
+    minimums = scales.mul(-(2 ** (bits - 1)))
+    if kind in FACTORED:
+        integers = torch.randint(192, 256, groups, device=DEVICE)
+        scales, minimums = (joined(part.amax(3).div_(127), integers) for part in (scales, minimums))
+    else:
+        scales, minimums = scales.half(), minimums.half()
+    return Words(values, scales, minimums if has_minimums else None, bits, (num_out, num_in))
 
 
 def _matrix(num_out: int, num_in: int, *, scale: float, form: str) -> Matrix:

@@ -18,7 +18,7 @@ KINDS = ("Q4_0", "Q4_K", GPTQ)
 TABLE_KIND = "Q6_K"  # of the embedding, as published files have it
 SPREAD = {"Q4_0": 4.6, "Q4_K": 160.0, "Q6_K": 1330.0}
 """Standard deviation of a weight whose block has the scale 1, about."""
-GPU_BITS = {"Q4_0": (4.5, 10.0), "Q4_K": (6.0, 10.0), GPTQ: (4.125, 16.0)}
+GPU_BITS = {"Q4_0": (4.5, 8.75), "Q4_K": (4.75, 8.75), GPTQ: (4.125, 16.0)}
 """Bits of a weight of the layers and of the head on a GPU, with its share of scales."""
 GROUP = 128  # of GPTQ
 GPTQ_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}

@@ -21,8 +21,8 @@ from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
-BLOCK = 64  # keys of a step
-PROGRAMS = 528  # four per processor of an H200
+BLOCK = 32  # keys of a step: so small that a processor has room for programs of products, too
+PROGRAMS = 264  # of up to two rows: two per processor of an H200
 MAX_SPLITS = 32
 MAX_JOINED = 16_384  # maximum number of values that the last program of a KV head holds
 FEW_ROWS = 4  # for more rows FlashInfer is as fast with long contexts
@@ -271,7 +271,7 @@ class FewRowsDecode:
         rows, heads = lists.num_rows, pool.num_kv_heads
         self._queries = triton.next_power_of_2(options.num_heads // heads)
         most = min(MAX_SPLITS, MAX_JOINED // (self._queries * pool.head_dim))
-        splits = max(1, min(most, PROGRAMS // (rows * heads)))
+        splits = max(1, min(most, PROGRAMS // (min(rows, 2) * heads)))
         self._splits = 1 << (splits.bit_length() - 1)
         shape = (rows, heads, self._splits, GROUP, pool.head_dim + 2)
         self._parts = torch.empty(shape, dtype=torch.float32, device=pool.device)

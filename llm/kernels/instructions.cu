@@ -11,6 +11,12 @@ __device__ __forceinline__ void copy16(u32 target, const void* source) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+__device__ __forceinline__ void copy16_if(bool exists, u32 target, const void* source) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(
+            target), "l"(source), "r"((int)exists) : "memory");
+}
+
 __device__ __forceinline__ void copy_some(u32 target, const void* source, int bytes, bool exists) {
     int count = exists ? bytes : 0;
     if (bytes == 16)
@@ -38,6 +44,11 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Two numbers that are computed here, not where they are first read.
+__device__ __forceinline__ void keep_here(int& first, int& second) {
+    asm volatile("" : "+r"(first), "+r"(second)::"memory");
 }
 
 // Programs of a cluster wait for each other, and what each wrote to its memory.
@@ -85,16 +96,16 @@ __device__ __forceinline__ void multiply(
         : "r"(a[0]), "r"(b[0]), "r"(a[next]), "r"(b[next]), "r"(x), "r"(y));
 }
 
-// 16 outputs with 32 (16) inputs and eight columns: unsigned bytes times signed ones.
+// 16 outputs with 32 (16) inputs and eight columns of signed bytes.
 __device__ __forceinline__ void multiply_32(int* sums, u32 a, u32 b, u32 c, u32 d, u32 x, u32 y) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
         : "r"(a), "r"(b), "r"(c), "r"(d), "r"(x), "r"(y));
 }
 
 __device__ __forceinline__ void multiply_16(int* sums, u32 a, u32 b, u32 x) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
         "{%0, %1, %2, %3};"
         : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
         : "r"(a), "r"(b), "r"(x));

@@ -1,9 +1,10 @@
 // Products with packed matrices on tensor cores; llm/kernels/packed.py compiles and launches them.
 //
 // Given: BITS of a number (4 or 8), GROUPS of a block (1, 2 or 4), WIDE (scales are float32, else
-// float16), LOWS (there are minimums). With ROWS of x (1 or 2) the function is `few_rows`, which
-// gets PARTS (2: gate and up), HEADS (queries, keys and values are rotated and stored) and STAGES
-// of each warp's blocks in flight; with TILES of 8 rows of x it is `rows`, which gets OUTS, tiles
+// float16), FACTORS (each is a float16 of the block times an integer of 8 bits), LOWS (there are
+// minimums), WARPS of a program. With ROWS of x (1 or 2) the function is `few_rows`, which
+// gets PARTS (2: gate and up), HEADS (queries, keys and values are rotated and stored), STAGES of
+// each warp's blocks in flight and REFILLS (a warp has more blocks); with TILES of 8 rows of x it is `rows`, which gets OUTS, tiles
 // of outputs of a program, and STAGES; otherwise it is `expand`.
 //
 // A block of 16 outputs and 512 / BITS inputs is 1,024 bytes (see llm/kernels/words.py): lane
@@ -11,16 +12,16 @@
 // bytes. For `rows` a number of 4 bits becomes the lowest mantissa bits of a bfloat16, which is
 // 128 + u: two of them need a shift and one operation of bits. Numbers of 8 bits are two of 4.
 
-#define WARPS (ROWS ? 16 : 8)
 #define THREADS (32 * WARPS)
 #define UNIT (128 / BITS)
 #define BLOCK (4 * UNIT)
 #define HALF_BYTES 512
-#define SCALE_BYTES (32 * GROUPS * (WIDE ? 2 : 1))
+#define OWN_SCALE_BYTES (FACTORS ? 4 + 2 * GROUPS : (WIDE ? 8 : 4) * GROUPS)  // of g and g + 8
+#define SCALE_BYTES (8 * OWN_SCALE_BYTES)
 #define BLOCK_BYTES (2 * HALF_BYTES + SCALE_BYTES * (1 + LOWS))
 #define INPUT_BYTES (TILES * 16 * BLOCK)
 #define SLOT_BYTES (OUTS * BLOCK_BYTES + INPUT_BYTES)
-#define X_PADDING 32
+#define X_PADDING 16
 #define MAGIC 12582912.0f  // 1.5 * 2^23
 #define MAGIC_BITS 0x4b400000
 #define ZERO (BITS == 8 ? 128.0f : LOWS ? 0.0f : 8.0f)
@@ -43,8 +44,9 @@ struct Arguments {
     int level;  // of the launch
     int adds, is_float;  // of the result: bfloat16 or float32
     int heads, kv_heads, head_size, page_size;
-    // Two numbers 128 in bfloat16. The compiler would make two operations of one with two constants.
-    u32 pair_of_128;
+    // Two numbers 128 in bfloat16, and four bytes 128. The compiler would make two operations of one
+    // with two constants.
+    u32 pair_of_128, bytes_of_128;
 };
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
@@ -66,26 +68,41 @@ __device__ __forceinline__ void expand_word(u32* pairs, u32 word, u32 added) {
     for (int i = 0; i < 4; i++) pairs[i] = lowest_of_halves(word >> (4 * i), added);
 }
 
+// Two bytes, each 128 more.
+__device__ __forceinline__ float2 integers(u32 pair) {
+    const float first = __uint_as_float(__byte_perm(pair, 0x4b000000, 0x7650));
+    const float second = __uint_as_float(__byte_perm(pair, 0x4b000000, 0x7651));
+    return make_float2(first - 8388736.0f, second - 8388736.0f);  // 2^23 + 128
+}
+
+__device__ __forceinline__ float2 times(float2 a, float2 b) {
+    return make_float2(a.x * b.x, a.y * b.y);
+}
+
 // The scales or minimums of the outputs g and g + 8, of each group of a block.
 struct Scales {
-    u32 words[GROUPS * (1 + WIDE)];
+    u32 words[OWN_SCALE_BYTES / 4];
 };
 
 __device__ __forceinline__ void load_scales(Scales& found, const char* scales, int g) {
     const char* own = scales + g * sizeof(Scales);
+    if (OWN_SCALE_BYTES % 16 == 0) {
 #pragma unroll
-    for (int i = 0; i < GROUPS * (1 + WIDE); i += 4) {
-        if (GROUPS * (1 + WIDE) >= 4)
-            *(uint4*)(found.words + i) = *(const uint4*)(own + i * 4);
-        else if (GROUPS * (1 + WIDE) == 2)
-            *(uint2*)found.words = *(const uint2*)own;
-        else
-            found.words[0] = *(const u32*)own;
+        for (int i = 0; i < OWN_SCALE_BYTES / 16; i++)
+            ((uint4*)found.words)[i] = ((const uint4*)own)[i];
+    } else if (OWN_SCALE_BYTES == 8) {
+        *(uint2*)found.words = *(const uint2*)own;
+    } else {
+#pragma unroll
+        for (int i = 0; i < OWN_SCALE_BYTES / 4; i++) found.words[i] = ((const u32*)own)[i];
     }
 }
 
 __device__ __forceinline__ float2 pair_of(const Scales& scales, int group) {
-#if WIDE
+#if FACTORS
+    const u32 pair = scales.words[1 + group / 2] >> group % 2 * 16;
+    return times(halves(scales.words[0]), integers(pair));
+#elif WIDE
     return make_float2(__uint_as_float(scales.words[2 * group]),
                        __uint_as_float(scales.words[2 * group + 1]));
 #else
@@ -124,52 +141,107 @@ __device__ __forceinline__ void copy_block(
 #endif
 
 #if ROWS
+#define REGISTERS 56  // see llm/kernels/packed.py
+// With one row of x there are columns for two groups: 0 to 2 for an even one, 4 to 6 for the next.
+#define PAIRED (ROWS == 1 && GROUPS > 1)
+#define SETS (PAIRED ? GROUPS / 2 : GROUPS)  // of sums of a block
+#define CENTRED (BITS == 8 || !LOWS)  // numbers are less their zero, of 4 bits times 16
+
+// The group of a unit, and its place among those of a lane: the even groups are the first ones.
+__device__ constexpr int group_of(int unit) { return unit * GROUPS / 4; }
+__device__ constexpr int place_of(int unit) {
+    return PAIRED && GROUPS == 4 ? unit % 2 * 2 + unit / 2 : unit;
+}
+
 // What becomes of one product.
 struct End {
     float added, cosine, sine;
-    short first[PARTS], last[PARTS];  // warps that have parts of it
     void* target;  // null: it fills the last tile
 };
 
+// The matrices' blocks in the order of a warp.
+struct Source {
+    const char *values, *scales, *lows;
+    int next, stop, jump;  // numbers of blocks; at `jump` the second part begins
+};
+
+__device__ __forceinline__ void move(Source& source, long long blocks) {
+    source.values += blocks * (2 * HALF_BYTES);
+    source.scales += blocks * SCALE_BYTES;
+    if (LOWS) source.lows += blocks * SCALE_BYTES;
+}
+
+__device__ __forceinline__ void copy_next(Source& source, u32 slot, long long skipped, int lane) {
+    const bool exists = source.next < source.stop, has_scales = exists && lane < SCALE_BYTES / 16;
+    if (PARTS == 2 && source.next == source.jump) move(source, skipped);
+    copy16_if(exists, slot, source.values);
+    copy16_if(exists, slot + HALF_BYTES, source.values + HALF_BYTES);
+    copy16_if(has_scales, slot + 2 * HALF_BYTES, source.scales);
+    if (LOWS) copy16_if(has_scales, slot + 2 * HALF_BYTES + SCALE_BYTES, source.lows);
+    move(source, 1);
+    source.next++;
+    commit();
+}
+
+// Of a group, in the scales or minimums of the outputs g and g + 8.
+__device__ __forceinline__ float2 scales_of(const char* scales, int group) {
+#if FACTORS
+    return times(halves(*(const u32*)scales), integers(((const u16*)(scales + 4))[group]));
+#elif WIDE
+    return ((const float2*)scales)[group];
+#else
+    return halves(((const u32*)scales)[group]);
+#endif
+}
+
+// Two registers of bytes of a word, for the inputs of its lower and upper halves of bytes.
+__device__ __forceinline__ void bytes_of(u32& lower, u32& upper, u32 word, u32 bytes_of_128) {
+#if CENTRED
+    lower = (word << 4 & 0xf0f0f0f0u) ^ bytes_of_128;
+    upper = (word & 0xf0f0f0f0u) ^ bytes_of_128;
+#else
+    lower = word & 0x0f0f0f0fu;
+    upper = word >> 4 & 0x0f0f0f0fu;
+#endif
+}
+
 // A program has the same share of the tiles of outputs as the others, and its warps have equal
 // shares of all their blocks, one after another in memory. They copy them before x is there.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments given) {
+extern "C" __global__ void __maxnreg__(REGISTERS) few_rows(Arguments given) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int num_blocks = given.num_blocks;
     if (given.level == 2) launch_dependents();
 
-    const int first_tile = (int)((long long)blockIdx.x * given.num_tiles / gridDim.x);
-    const int own_tiles =
-        (int)((long long)(blockIdx.x + 1) * given.num_tiles / gridDim.x) - first_tile;
+    const int first_tile = (u32)blockIdx.x * given.num_tiles / gridDim.x;
+    const int own_tiles = (u32)(blockIdx.x + 1) * given.num_tiles / gridDim.x - first_tile;
     const int part_blocks = own_tiles * num_blocks, all_blocks = PARTS * part_blocks;
     const int start = warp * all_blocks / WARPS, stop = (warp + 1) * all_blocks / WARPS;
 
     const char* slots = shared + warp * STAGES * SLOT_BYTES + lane * 16;
     const u32 first_slot = shared_address(slots);
-    const long long first_block = (long long)first_tile * num_blocks;
-    const long long next_part = (long long)given.num_tiles * num_blocks - part_blocks;
-    auto load = [&](int i, u32 slot) {
-        if (i < stop) {
-            const long long skipped = PARTS == 2 && i >= part_blocks ? next_part : 0;
-            copy_block(given, first_block + i + skipped, slot, lane);
-        }
-        commit();
-    };
+    const long long skipped = (long long)given.num_tiles * num_blocks - part_blocks;
+    Source source = {given.values + lane * 16, given.scales + lane * 16, given.lows + lane * 16,
+                     start, stop, part_blocks};
+    move(source, (long long)first_tile * num_blocks + start);
+    if (PARTS == 2 && start > part_blocks) move(source, skipped);
 #pragma unroll
-    for (int stage = 0; stage < STAGES; stage++) load(start + stage, first_slot + stage * SLOT_BYTES);
+    for (int stage = 0; stage < STAGES; stage++)
+        copy_next(source, first_slot + stage * SLOT_BYTES, skipped, lane);
 
-    // x, times the gain, as fixed-point numbers of three digits, relative to the block's greatest:
-    // digit n of row r is column 4 r + n of the right operand. Of each group what its sums have too
-    // much, or the sums of its digits for the minimums.
+    // x, times the gain, as fixed-point numbers of three digits, relative to the power of two of the
+    // block's greatest: digit n of row r is column 4 r + n of the right operand. With minimums also
+    // the sums of a group's digits. The bytes of a lane are next to each other.
     const int stride = num_blocks * BLOCK + X_PADDING, num_groups = num_blocks * GROUPS;
     const int num_chunks = num_blocks * (BLOCK / 8);
     char* digits = shared + WARPS * STAGES * SLOT_BYTES;
-    float* corrections = (float*)(digits + 3 * ROWS * stride);
-    End* ends = (End*)(corrections + 8 * num_groups);
+    float* sums_of_x = (float*)(digits + 3 * ROWS * stride);
+    End* ends = (End*)(sums_of_x + (LOWS ? 4 * ROWS * num_groups : 0));
     float* steps = (float*)(ends + own_tiles * ROWS * 16);
     float* squares = steps + ROWS * num_blocks;
     float* partial = squares + ROWS * WARPS;
+    for (int i = threadIdx.x; i < PARTS * own_tiles * WARPS * ROWS * 16; i += THREADS)
+        partial[i] = 0;
 
     // One product of each thread, or none.
     const int item = threadIdx.x, own_tile = item / (ROWS * 16), row = item / 16 % ROWS;
@@ -178,26 +250,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     End end;
     end.added = exists && given.bias ? wide(given.bias[output]) : 0.0f;
     end.target = nullptr;
-    if (has_end) {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            const int begin = (part * own_tiles + own_tile) * num_blocks;
-            end.first[part] = (short)(((begin + 1) * WARPS - 1) / all_blocks);
-            end.last[part] = (short)(((begin + num_blocks) * WARPS - 1) / all_blocks);
-        }
-    }
-    uint4 first_gain = make_uint4(0, 0, 0, 0);
-    if (given.gain && threadIdx.x * 8 < given.num_in)
-        first_gain = ((const uint4*)given.gain)[threadIdx.x];
+    int tile = start / num_blocks, block = start % num_blocks;
+    uint4 gain = make_uint4(0, 0, 0, 0), ahead[ROWS];
+    if (given.gain && threadIdx.x * 8 < given.num_in) gain = ((const uint4*)given.gain)[threadIdx.x];
+    keep_here(tile, block);
     if (given.level > 0) wait_for_predecessor();
     if (given.level == 1) launch_dependents();
 
-    uint4 first_x[ROWS];
 #pragma unroll
     for (int n = 0; n < ROWS; n++) {
-        first_x[n] = make_uint4(0, 0, 0, 0);
+        ahead[n] = make_uint4(0, 0, 0, 0);
         if (threadIdx.x * 8 < given.num_in)
-            first_x[n] = ((const uint4*)(given.x + (long long)n * given.num_in))[threadIdx.x];
+            ahead[n] = ((const uint4*)(given.x + (long long)n * given.num_in))[threadIdx.x];
     }
 #if HEADS
     const int size = given.head_size, head = output / size, dim = output % size;
@@ -217,26 +281,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
         if (given.adds) old = given.is_float ? *(float*)end.target : wide(*(u16*)end.target);
     }
 #endif
+    float all_squares[ROWS] = {};
+    for (int chunk = threadIdx.x; chunk - lane < num_chunks; chunk += THREADS) {
+        uint4 next[ROWS], next_gain = make_uint4(0, 0, 0, 0);
+        const bool has_next = (chunk + THREADS) * 8 < given.num_in;
+        if (has_next && given.gain) next_gain = ((const uint4*)given.gain)[chunk + THREADS];
 #pragma unroll
-    for (int n = 0; n < ROWS; n++) {
-        float square = 0;
-        for (int i = 0; i * THREADS < num_chunks; i++) {
-            const int chunk = threadIdx.x + i * THREADS;
-            uint4 x = first_x[n], gain = first_gain;
-            if (i > 0) {
-                x = make_uint4(0, 0, 0, 0);
-                if (chunk * 8 < given.num_in) {
-                    x = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk];
-                    if (given.gain) gain = ((const uint4*)given.gain)[chunk];
-                }
-            }
+        for (int n = 0; n < ROWS; n++) {
+            next[n] = make_uint4(0, 0, 0, 0);
+            if (has_next)
+                next[n] = ((const uint4*)(given.x + (long long)n * given.num_in))[chunk + THREADS];
             float values[8], greatest = 0;
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                const u32 pair = ((const u32*)&x)[k / 2], other = ((const u32*)&gain)[k / 2];
+                const u32 pair = ((const u32*)&ahead[n])[k / 2], other = ((const u32*)&gain)[k / 2];
                 values[k] = k % 2 ? high(pair) : low(pair);
                 if (given.gain) {
-                    square += values[k] * values[k];
+                    all_squares[n] += values[k] * values[k];
                     values[k] *= k % 2 ? high(other) : low(other);
                 }
                 greatest = maximum(greatest, fabsf(values[k]));
@@ -244,41 +305,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
 #pragma unroll
             for (int step = 1; step < BLOCK / 8; step *= 2)
                 greatest = maximum(greatest, __shfl_xor_sync(0xffffffffu, greatest, step));
-            const float factor = greatest > 1e-30f ? 127.0f * 65536.0f / greatest : 0.0f;
-            u32 found[8];  // digits of each number as bytes, the lowest first
+            // Its power of two, at least 2^-100, becomes 2^21. Infinity and what is no number become
+            // infinity.
+            const u32 bits = __float_as_uint(greatest) & 0x7f800000u;
+            const u32 power = bits > (27u << 23) ? bits : 27u << 23;
+            const float factor = __uint_as_float((275u << 23) - power);
+            u32 found[8];  // digits of each number as bytes, each 128 more, the lowest first
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                found[k] = (u32)(__float2int_rn(values[k] * factor) + 0x808080) ^ 0x808080u;
+                found[k] = __float_as_uint(__fmaf_rn(values[k], factor, MAGIC)) +
+                           (0x808080u - MAGIC_BITS);
             // In the order in which a word holds the inputs.
             uint2 rows[3];
 #if BITS == 4
             transpose(rows[0].x, rows[1].x, rows[2].x, found[0], found[4], found[1], found[5]);
             transpose(rows[0].y, rows[1].y, rows[2].y, found[2], found[6], found[3], found[7]);
+            const int unit = chunk / 4 % 4, own = chunk % 4 * 32 + place_of(unit) * 8;
 #else
             transpose(rows[0].x, rows[1].x, rows[2].x, found[0], found[2], found[1], found[3]);
             transpose(rows[0].y, rows[1].y, rows[2].y, found[4], found[6], found[5], found[7]);
+            const int unit = chunk / 2 % 4, own = chunk % 2 * 32 + place_of(unit) * 4;
 #endif
-            const int group = chunk / (BLOCK / 8 / GROUPS);
+            const int of_block = chunk / (BLOCK / 8);
 #pragma unroll
             for (int d = 0; d < 3; d++) {
-                int sum = __dp4a((int)rows[d].x, 0x01010101, 0);
-                sum = __dp4a((int)rows[d].y, 0x01010101, sum);
-#pragma unroll
-                for (int step = 1; step < BLOCK / 8 / GROUPS; step *= 2)
-                    sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                rows[d].x ^= 0x80808080u;
+                rows[d].y ^= 0x80808080u;
                 if (chunk < num_chunks) {
-                    ((uint2*)(digits + (3 * n + d) * stride))[chunk] = rows[d];
-                    if (chunk % (BLOCK / 8 / GROUPS) == 0) {
-                        float correction = (float)sum;
-                        if (!LOWS) correction = -MAGIC - ZERO * correction;
-                        corrections[group * 8 + 4 * n + d] = correction;
-                    }
+                    char* target = digits + (3 * n + d) * stride + of_block * BLOCK + own;
+#if BITS == 4
+                    *(uint2*)target = rows[d];
+#else
+                    *(u32*)target = rows[d].x;
+                    *(u32*)(target + 16) = rows[d].y;
+#endif
+                }
+                if (LOWS) {
+                    int sum = __dp4a((int)rows[d].x, 0x01010101, 0);
+                    sum = __dp4a((int)rows[d].y, 0x01010101, sum);
+#pragma unroll
+                    for (int step = 1; step < BLOCK / 8 / GROUPS; step *= 2)
+                        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                    const int group = chunk / (BLOCK / 8 / GROUPS);
+                    if (chunk < num_chunks && chunk % (BLOCK / 8 / GROUPS) == 0)
+                        sums_of_x[(group * ROWS + n) * 4 + d] = (float)sum;
                 }
             }
             if (chunk < num_chunks && chunk % (BLOCK / 8) == 0)
-                steps[n * num_blocks + chunk / (BLOCK / 8)] = greatest * (1.0f / 127.0f);
+                steps[n * num_blocks + of_block] = __uint_as_float(power) * (1.0f / (1 << 21));
+            ahead[n] = next[n];
         }
-        if (given.gain) {
+        gain = next_gain;
+    }
+    if (given.gain) {
+#pragma unroll
+        for (int n = 0; n < ROWS; n++) {
+            float square = all_squares[n];
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 square += __shfl_xor_sync(0xffffffffu, square, step);
@@ -300,74 +382,94 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
     end.added += old;
 #endif
     if (has_end) ends[item] = end;
+    if (!REFILLS) wait_copies<0>();
     __syncthreads();
 
-    // Lanes of columns without a digit multiply with 0.
-    const bool has_digit = g % 4 < 3 && g / 4 < ROWS;
-    const char* own_digits = digits + (has_digit ? 3 * (g / 4) + g % 4 : 0) * stride + t * (UNIT / 4);
+    // Lanes of columns without a digit, or with one of the other group, multiply with 0.
+    const bool has_digit = g % 4 < 3 && (PAIRED || g / 4 < ROWS);
+    const char* own_digits =
+        digits + (has_digit ? (PAIRED ? 0 : 3 * (g / 4)) + g % 4 : 0) * stride + t * UNIT;
     const float* own_steps = steps + (ROWS == 2 ? t / 2 : 0) * num_blocks;
+    const int own_scales = 2 * HALF_BYTES + g * OWN_SCALE_BYTES - lane * 16;
+    const u32 bytes_of_128 = given.bytes_of_128;
     u32 x[4][UNIT / 16] = {};
     float totals[4] = {0, 0, 0, 0};
-    int tile = start / num_blocks, block = start % num_blocks, stage = 0;
+    int slot = 0;
     for (int i = start; i < stop; i++) {
-        wait_copies<STAGES - 1>();
-        __syncwarp();
-        Numbers numbers;
-        load_numbers(numbers, slots + stage * SLOT_BYTES, lane);
-        if (has_digit) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const char* own = own_digits + block * BLOCK + c * UNIT;
-#if BITS == 4
-                *(uint2*)x[c] = *(const uint2*)own;
-#else
-                x[c][0] = *(const u32*)own;
-#endif
-            }
+        if (REFILLS) {
+            wait_copies<STAGES - 1>();
+            __syncwarp();
         }
+        const char* found = slots + slot;
+        const uint4 first = *(const uint4*)found;
+        const uint4 second = *(const uint4*)(found + HALF_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (has_digit && (!PAIRED || g / 4 == half)) {
+                u32 words[UNIT / 8];
+                const char* own = own_digits + block * BLOCK + half * (UNIT / 2);
+#if BITS == 4
+                *(uint4*)words = *(const uint4*)own;
+#else
+                *(uint2*)words = *(const uint2*)own;
+#endif
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    if (place_of(c) / 2 == half)
+#pragma unroll
+                        for (int k = 0; k < UNIT / 16; k++)
+                            x[c][k] = words[place_of(c) % 2 * (UNIT / 16) + k];
+            }
         float products[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
+        for (int set = 0; set < SETS; set++) {
             // The bits of a number of float32 whose lowest bit is 1: the sums need no conversion.
             int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
 #pragma unroll
-            for (int c = group * (4 / GROUPS); c < (group + 1) * (4 / GROUPS); c++) {
+            for (int c = set * (4 / SETS); c < (set + 1) * (4 / SETS); c++) {
+                const u32 a = ((const u32*)&first)[c], b = ((const u32*)&second)[c];
 #if BITS == 4
-                const u32 first = numbers.first[c], second = numbers.second[c];
-                multiply_32(sums, first & 0x0f0f0f0fu, second & 0x0f0f0f0fu,
-                            first >> 4 & 0x0f0f0f0fu, second >> 4 & 0x0f0f0f0fu, x[c][0],
-                            x[c][UNIT / 16 - 1]);
+                u32 words[4];
+                bytes_of(words[0], words[2], a, bytes_of_128);
+                bytes_of(words[1], words[3], b, bytes_of_128);
+                multiply_32(sums, words[0], words[1], words[2], words[3], x[c][0], x[c][1]);
 #else
-                multiply_16(sums, numbers.first[c], numbers.second[c], x[c][0]);
+                multiply_16(sums, a ^ 0x80808080u, b ^ 0x80808080u, x[c][0]);
 #endif
             }
-            const float2 correction = *(const float2*)(corrections + (block * GROUPS + group) * 8 + 2 * t);
-            const float2 scale = pair_of(numbers.scales, group), least = pair_of(numbers.lows, group);
+            const int group = PAIRED ? 2 * set + t / 2 : set;
+            const char* scales = found + own_scales;
+            const float2 scale = scales_of(scales, group);
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float own = k % 2 ? correction.y : correction.x;
-                const float sum = __int_as_float(sums[k]) + (LOWS ? -MAGIC : own);
-                products[k] += (k < 2 ? scale.x : scale.y) * sum;
-                if (LOWS) {
-                    const float lowest = (k < 2 ? least.x : least.y);
-                    products[k] += lowest * own;
-                    if (BITS == 8) products[k] -= (k < 2 ? scale.x : scale.y) * (128.0f * own);
-                }
+            for (int k = 0; k < 4; k++)
+                products[k] += (k < 2 ? scale.x : scale.y) * (__int_as_float(sums[k]) - MAGIC);
+            if (LOWS) {
+                const float2 least = scales_of(scales + SCALE_BYTES, group);
+                const int column = ROWS == 2 ? 2 * t : 2 * (t % 2);
+                const float2 sum =
+                    *(const float2*)(sums_of_x + (block * GROUPS + group) * ROWS * 4 + column);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    products[k] += (k < 2 ? least.x : least.y) * (k % 2 ? sum.y : sum.x);
             }
         }
         const float step = own_steps[block];
 #pragma unroll
         for (int k = 0; k < 4; k++) totals[k] += step * products[k];
-        __syncwarp();
-        load(i + STAGES, first_slot + stage * SLOT_BYTES);
-        if (++stage == STAGES) stage = 0;
+        if (REFILLS) {
+            __syncwarp();
+            copy_next(source, first_slot + slot, skipped, lane);
+        }
+        slot = REFILLS && slot == (STAGES - 1) * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
         if (++block == num_blocks || i + 1 == stop) {
             // Lanes of even t have the first two digits of a row, the next ones the third.
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float first = totals[2 * half], second = totals[2 * half + 1];
-                float y = t % 2 ? first * (1.0f / 65536.0f) : first + second * (1.0f / 256.0f);
+                const float high_digits = totals[2 * half], next = totals[2 * half + 1];
+                float y = t % 2 ? high_digits : high_digits * 65536.0f + next * 256.0f;
+                if (BITS == 4 && CENTRED) y *= 0.0625f;
                 y += __shfl_xor_sync(0xffffffffu, y, 1);
+                if (PAIRED) y += __shfl_xor_sync(0xffffffffu, y, 2);
                 if (t % 2 == 0 && t / 2 < ROWS)
                     partial[((tile * WARPS + warp) * ROWS + t / 2) * 16 + half * 8 + g] = y;
             }
@@ -389,9 +491,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(Arguments give
         const int number = part * own_tiles + threadIdx.x / (ROWS * 16);
         const float* sums = partial + (number * WARPS * ROWS + own_row) * 16 + threadIdx.x % 16;
         products[part] = 0;
-        for (int other = own_end.first[part]; other <= own_end.last[part]; other++)
-            if (other * all_blocks / WARPS < (other + 1) * all_blocks / WARPS)
-                products[part] += sums[other * ROWS * 16];
+#pragma unroll
+        for (int other = 0; other < WARPS; other++) products[part] += sums[other * ROWS * 16];
     }
     if (given.gain) {
         float square = 0;

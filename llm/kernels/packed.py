@@ -24,20 +24,23 @@ from torch import Tensor
 from llm.batch import KVSlots
 from llm.kernels.cuda import CudaKernel, most_shared_bytes
 from llm.kernels.tuning import MAX_ROWS
-from llm.kernels.words import OUTPUTS, UNIT_BITS, UNITS, Words
+from llm.kernels.words import FACTOR_BYTES, OUTPUTS, UNIT_BITS, UNITS, Words
 
 SOURCE = "packed.cu"
 MANY_ROWS = 65  # from here on BLAS multiplies
 ROWS_OF_TILE = 8
 FEW_ROWS_WARPS = 16
+ADDED_WARPS = 20  # of products that are not normed
 HALF_BYTES = 512  # of a block
 STAGE_BYTES = 96 * 1024  # of blocks in flight, in a program
 EXPANDED_BYTES = 24 * 2**20  # of a part of the matrix in bfloat16
-MAX_TILES = 8  # of outputs, of a program for few rows
-SHARED_BYTES = 200 * 1024  # of a program for few rows, with blocks in flight
-X_PADDING = 32
-END_BYTES = 32
+MAX_TILES = 16  # of outputs, of a program for few rows
+RESERVED_BYTES = 1024  # of a program's shared memory, by CUDA
+UNEQUAL_BYTES = 7 * 1024
+X_PADDING = 16
+END_BYTES = 24
 PAIR_OF_128 = 0x43004300  # bfloat16
+BYTES_OF_128 = 0x80808080
 
 
 class _Arguments(ctypes.Structure):
@@ -55,7 +58,7 @@ class _Arguments(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("level", "adds", "is_float")),
         *((name, ctypes.c_int) for name in ("heads", "kv_heads", "head_size", "page_size")),
-        ("pair_of_128", ctypes.c_uint),
+        *((name, ctypes.c_uint) for name in ("pair_of_128", "bytes_of_128")),
     )
 
 
@@ -67,11 +70,14 @@ class Variant:
     groups: int
     wide: bool
     lows: bool
+    factors: bool = False
+    warps: int = 8
     parts: int = 1
     rows: int = 0
     tiles: int = 0
     outs: int = 1
     stages: int = 1
+    refills: bool = False
     heads: bool = False
 
     def macros(self) -> dict[str, int]:
@@ -84,14 +90,11 @@ class Variant:
         return "few_rows" if self.rows else "rows" if self.tiles else "expand"
 
     @property
-    def num_warps(self) -> int:
-        """Warps of a program."""
-        return FEW_ROWS_WARPS if self.rows else 8
-
-    @property
     def slot_bytes(self) -> int:
         """Bytes of a block, and of the inputs of many rows, in shared memory."""
         scales = 2 * OUTPUTS * self.groups * (1 + self.wide)
+        if self.factors:
+            scales = OUTPUTS // 2 * (FACTOR_BYTES + 2 * self.groups)
         block = 2 * HALF_BYTES + scales * (1 + self.lows)
         return self.outs * block + self.tiles * OUTPUTS * self.block
 
@@ -102,14 +105,15 @@ class Variant:
 
     def shared_bytes(self, num_blocks: int, num_tiles: int = 1) -> int:
         """Bytes of a program's shared memory, with so many tiles of outputs of all parts."""
-        slots = self.num_warps * self.stages * self.slot_bytes
+        slots = self.warps * self.stages * self.slot_bytes
         if not self.rows:
-            sums = 4 * self.num_warps * self.tiles * ROWS_OF_TILE * self.outs * OUTPUTS
+            sums = 4 * self.warps * self.tiles * ROWS_OF_TILE * self.outs * OUTPUTS
             return max(slots, sums)
         digits = 3 * (num_blocks * self.block + X_PADDING) + 4 * num_blocks
-        sums = 4 * self.num_warps * (1 + num_tiles * OUTPUTS)
+        sums = 4 * self.warps * (1 + num_tiles * OUTPUTS)
         ends = END_BYTES * num_tiles // self.parts * OUTPUTS
-        return slots + 32 * num_blocks * self.groups + self.rows * (digits + sums + ends)
+        of_x = 16 * num_blocks * self.groups * self.lows
+        return slots + self.rows * (digits + of_x + sums + ends)
 
 
 @cache
@@ -124,7 +128,8 @@ def _processors(device: torch.device) -> int:
 
 def _variant(weight: Words, **others: Any) -> Variant:
     is_wide, has_lows = weight.scales.dtype is torch.float32, weight.minimums is not None
-    return Variant(weight.bits, weight.scales.shape[3], is_wide, has_lows, **others)
+    others["factors"] = weight.has_factors
+    return Variant(weight.bits, weight.groups, is_wide, has_lows, **others)
 
 
 def _arguments(weight: Words, out: Tensor) -> _Arguments:
@@ -139,6 +144,7 @@ def _arguments(weight: Words, out: Tensor) -> _Arguments:
         num_tiles=weight.values.shape[0],
         num_blocks=weight.values.shape[1],
         pair_of_128=PAIR_OF_128,
+        bytes_of_128=BYTES_OF_128,
     )
 
 
@@ -148,7 +154,10 @@ def _share(weight: Words, parts: int) -> tuple[int, int]:
     """
     num_tiles = weight.values.shape[0] // parts
     processors = _processors(weight.values.device)
-    programs = max(min(num_tiles, processors), -(-num_tiles * parts // MAX_TILES))
+    programs = min(num_tiles, processors)
+    needed = -(-num_tiles * parts // MAX_TILES)
+    if needed > programs:  # as many as run at once, or a multiple of them
+        programs = -(-needed // (2 * processors)) * 2 * processors
     return programs, -(-num_tiles // programs) * parts
 
 
@@ -173,15 +182,24 @@ def _multiply_few(
     given.gain = None if gain is None else gain.data_ptr()
     given.bias = None if bias is None else bias.data_ptr()
     programs, tiles = _share(weight, parts)
-    sizes = _variant(weight, parts=parts, rows=len(x), heads=heads)
-    blocks = -(-tiles * given.num_blocks // sizes.num_warps)
-    most = min(SHARED_BYTES, most_shared_bytes(x.device))
-    room = min(STAGE_BYTES, most - sizes.shared_bytes(given.num_blocks, tiles))
-    stages = max(1, min(blocks, room // (sizes.num_warps * sizes.slot_bytes)))
-    variant = replace(sizes, stages=stages)
-    shared_bytes = variant.shared_bytes(given.num_blocks, tiles)
+    # Programs of two products that follow each other fit on a processor, but not two of one
+    # product, of which another processor would then have none: a processor's registers are enough
+    # for 36 warps, and the shared memory is halved unequally.
+    half = (most_shared_bytes(x.device) + RESERVED_BYTES) // 2 - RESERVED_BYTES
+    is_alone, is_normed = programs <= _processors(x.device), gain is not None
+    limit, least, warps = half, 0, FEW_ROWS_WARPS
+    if is_alone and is_normed:
+        limit, least = half + UNEQUAL_BYTES - RESERVED_BYTES, half + RESERVED_BYTES
+    elif is_alone:
+        limit, warps = half - UNEQUAL_BYTES, ADDED_WARPS
+    sizes = _variant(weight, parts=parts, rows=len(x), heads=heads, warps=warps)
+    blocks = -(-tiles * given.num_blocks // warps)
+    others = sizes.shared_bytes(given.num_blocks, tiles) - warps * sizes.slot_bytes
+    stages = max(1, min(blocks, (limit - others) // (warps * sizes.slot_bytes)))
+    variant = replace(sizes, stages=stages, refills=stages < blocks)
+    shared_bytes = max(least, variant.shared_bytes(given.num_blocks, tiles))
     _kernel(variant, x.device).launch(
-        (programs, 1), 32 * variant.num_warps, shared_bytes, given, is_early=level > 0
+        (programs, 1), 32 * variant.warps, shared_bytes, given, is_early=level > 0
     )
 
 
@@ -191,7 +209,7 @@ def is_few(weight: Words, num_rows: int, *, parts: int = 1) -> bool:
     """
     if num_rows > MAX_ROWS:
         return False
-    sizes = _variant(weight, parts=parts, rows=max(num_rows, 1))
+    sizes = _variant(weight, parts=parts, rows=max(num_rows, 1), warps=ADDED_WARPS)
     needed = sizes.shared_bytes(weight.values.shape[1], _share(weight, parts)[1])
     return needed <= most_shared_bytes(weight.values.device)
 
@@ -282,13 +300,13 @@ def multiply_packed(x: Tensor, weight: Words, out: Tensor, *, in_one_order: bool
     ):
         sizes = replace(sizes, outs=sizes.outs // 2)
     outs = sizes.outs
-    blocks = -(-given.num_blocks // sizes.num_warps)
+    blocks = -(-given.num_blocks // sizes.warps)
     room = min(most, STAGE_BYTES if outs == 1 else 2 * STAGE_BYTES)
-    stages = min(blocks, 4, room // (sizes.num_warps * sizes.slot_bytes))
+    stages = min(blocks, 4, room // (sizes.warps * sizes.slot_bytes))
     variant = replace(sizes, stages=max(1, stages))
     grid = (-(-given.num_tiles // outs), -(-num_rows // (tiles * ROWS_OF_TILE)))
     shared_bytes = variant.shared_bytes(given.num_blocks)
-    _kernel(variant, x.device).launch(grid, 32 * variant.num_warps, shared_bytes, given)
+    _kernel(variant, x.device).launch(grid, 32 * variant.warps, shared_bytes, given)
 
 
 def _multiply_expanded(x: Tensor, weight: Words, out: Tensor) -> None:
@@ -313,6 +331,6 @@ def expand(weight: Words, out: Tensor) -> Tensor:
     """Write the matrix to `out` in bfloat16, each number rounded once."""
     variant = _variant(weight)
     given = _arguments(weight, out)
-    grid = (-(-given.num_tiles * given.num_blocks // variant.num_warps), 1)
-    _kernel(variant, out.device).launch(grid, 32 * variant.num_warps, 0, given)
+    grid = (-(-given.num_tiles * given.num_blocks // variant.warps), 1)
+    _kernel(variant, out.device).launch(grid, 32 * variant.warps, 0, given)
     return out

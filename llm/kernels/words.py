@@ -9,6 +9,9 @@ reads the words t of all units, of output g from the first half and of g + 8 fro
     4 bits: input                     0  2  4  6 | 1  3  5  7
     8 bits: input                     0  .  2  . | 1  .  3  .
 
+Scales are float16 where that is exact. Those of K-quants are products of two factors: a float16 of
+all groups of a block and an integer of 8 bits of each.
+
 So the words' bits 0 to 3 and 16 to 19 belong to two neighbours, after a shift by 4 to the next two
 (8 bits: to the upper halves), and so on. Outputs and inputs that fill the last blocks are 0, also
 their scales.
@@ -28,6 +31,10 @@ UNIT_BITS = 128  # of one output
 PLACES = {4: (0, 16, 4, 20, 8, 24, 12, 28), 8: (0, 16, 8, 24)}
 """Lowest bit of the number of each input of a word."""
 
+MOST = 128  # of a factor of 8 bits
+FACTOR_BYTES = 4  # of float16 of the outputs g and g + 8
+FACTORED_AT_ONCE = 2**22  # scales
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
@@ -36,8 +43,10 @@ class Words:
     """
 
     values: Tensor  # int32 [tiles of outputs, blocks, 2 halves, 32 lanes, 4 units]
-    scales: Tensor  # [tiles, blocks, 8, groups of a block, 2]: float16 if exact, else float32
-    minimums: Tensor | None  # the same
+    # [tiles, blocks, 8, groups of a block, 2]: float16 if exact, else float32; or factors in uint8
+    # [tiles, blocks, 8, 4 + 2 × groups]: float16 of two outputs, then 128 + i of each group
+    scales: Tensor
+    minimums: Tensor | None  # in the same form
     bits: int  # 4 or 8
     shape: tuple[int, int]  # [out, in]
 
@@ -59,6 +68,8 @@ class Words:
         values = words.permute(0, 3, 1, 2, 5, 4).flatten(3, 4).contiguous()
         parts = narrowed([scales] if minimums is None else [scales, minimums])
         others = [_tiled(part, num_in, block) for part in parts]
+        if others[0].dtype is torch.float32:
+            others = factored(others) or others
         shape = num_out, num_in
         return cls(values, others[0], others[1] if minimums is not None else None, bits, shape)
 
@@ -68,6 +79,17 @@ class Words:
         if self.bits == 4 and self.minimums is not None:
             return 0
         return 1 << (self.bits - 1)
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether scales and minimums are products."""
+        return self.scales.dtype is torch.uint8
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        size = self.scales.shape[3]
+        return (size - FACTOR_BYTES) // 2 if self.has_factors else size
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +112,7 @@ class Words:
         numbers = torch.stack([words >> place & mask for place in PLACES[self.bits]], dim=-1)
         # [tiles, blocks, half, g, t, units, inputs] to [tiles, half, g, blocks, units, t × inputs]
         grouped = numbers.permute(0, 2, 3, 1, 5, 4, 6).flatten(5)
-        grouped = grouped.reshape(tiles, 2, 8, blocks, self.scales.shape[3], -1)
+        grouped = grouped.reshape(tiles, 2, 8, blocks, self.groups, -1)
         found = (grouped - self.zero).float().mul_(_by_output(self.scales))
         if self.minimums is not None:
             found += _by_output(self.minimums)
@@ -113,7 +135,52 @@ def _tiled(values: Tensor, num_in: int, block: int) -> Tensor:
 
 def _by_output(parts: Tensor) -> Tensor:
     """Return scales or minimums in float32 [tiles, 2, 8, blocks, groups, 1]."""
+    if parts.dtype is torch.uint8:
+        common = parts[..., :FACTOR_BYTES].contiguous().view(torch.float16)
+        own = parts[..., FACTOR_BYTES:].unflatten(3, (-1, 2)).float() - MOST
+        parts = common[..., None, :].float() * own
     return parts.permute(0, 4, 2, 1, 3)[..., None].float()
+
+
+def factored(parts: list[Tensor]) -> list[Tensor] | None:
+    """Return float32 values [tiles, blocks, 8, groups, 2] as factors; None if they are none."""
+    if parts[0].shape[3] == 1:
+        return None
+    found = []
+    for part in parts:
+        count = max(1, FACTORED_AT_ONCE // part[0].numel())
+        pieces = [_factors(piece) for piece in part.split(count)]
+        given = [piece for piece in pieces if piece is not None]
+        if len(given) < len(pieces):
+            return None
+        found.append(torch.cat(given))
+    return found
+
+
+def _factors(values: Tensor) -> Tensor | None:
+    """Return the factors of some tiles. The greatest of a block is tried as each multiple."""
+    index = values.abs().argmax(3, keepdim=True)
+    greatest = values.gather(3, index)
+    common = torch.zeros_like(greatest)
+    is_open = greatest != 0
+    for multiple in (*range(1, MOST), -MOST):
+        tried = (greatest / multiple).half().float()
+        own = (values / tried).round_()
+        is_exact = (own * tried == values).all(3, keepdim=True)
+        common = torch.where(is_open & is_exact, tried, common)
+        is_open &= ~is_exact
+        if not is_open.any():
+            break
+    if is_open.any():
+        return None
+    own = torch.where(common == 0, 0, values / common).round_() + MOST
+    return joined(common.squeeze(3), own)
+
+
+def joined(common: Tensor, own: Tensor) -> Tensor:
+    """Return factors [tiles, blocks, 8, 2] and 128 + i [tiles, blocks, 8, groups, 2] in bytes."""
+    octets = common.half().contiguous().view(torch.uint8)
+    return torch.cat([octets, own.to(torch.uint8).flatten(3)], dim=3)
 
 
 def narrowed(parts: list[Tensor]) -> list[Tensor]:

@@ -18,6 +18,7 @@
 #define __forceinline__ inline
 #define __align__(bytes)
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __expf expf
 
 using std::min;
@@ -92,6 +93,7 @@ static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static float __fmul_rn(float a, float b) { return a * b; }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static float __fadd_rn(float a, float b) { return a + b; }
 static int byte_of(u32 word, int index) { return word >> 8 * index & 255; }
 static int signed_byte_of(u32 word, int index) { return (int8_t)byte_of(word, index); }
@@ -103,6 +105,7 @@ static To bits_as(From from) {
     return found;
 }
 static float __uint_as_float(u32 bits) { return bits_as<float>(bits); }
+static u32 __float_as_uint(float x) { return bits_as<u32>(x); }
 static float __int_as_float(int bits) { return bits_as<float>(bits); }
 
 static int __dp4a(int a, int b, int sum) {
@@ -117,12 +120,6 @@ static u32 __byte_perm(u32 a, u32 b, u32 selector) {
         found |= (u32)byte_of(index < 4 ? a : b, index % 4) << 8 * i;
     }
     return found;
-}
-
-static int __float2int_rn(float x) {
-    if (std::isnan(x)) return 0;
-    if (fabsf(x) >= 2147483648.0f) return x > 0 ? INT32_MAX : INT32_MIN;
-    return (int)nearbyintf(x);
 }
 
 static u32 shared_address(const void* pointer) { return (u32)((const char*)pointer - shared); }
@@ -143,11 +140,15 @@ static float4 load_from(u32 program, u32 address) {
 }
 
 static void copy16(u32 target, const void* source) { copy_some(target, source, 16, true); }
+static void copy16_if(bool exists, u32 target, const void* source) {
+    if (exists) copy16(target, source);
+}
 static void commit() {}
 template <int N>
 static void wait_copies() {}
 static void launch_dependents() {}
 static void wait_for_predecessor() {}
+static void keep_here(int&, int&) {}
 
 static u32 to_bfloat16(float x) {
     const u32 bits = bits_as<u32>(x);
@@ -195,7 +196,9 @@ static void multiply_tile(T* sums, const u32* a, const u32* b, int depth, F prod
     memcpy(sums, found, sizeof found);
 }
 
-static double byte_product(u32 a, u32 b, int i) { return byte_of(a, i) * signed_byte_of(b, i); }
+static double byte_product(u32 a, u32 b, int i) {
+    return signed_byte_of(a, i) * signed_byte_of(b, i);
+}
 static double pair_product(u32 a, u32 b, int i) { return (double)number_of(a, i) * number_of(b, i); }
 
 static void multiply(float* sums, const u32* a, const u32* b, int next, u32 x, u32 y) {

@@ -4,8 +4,10 @@ them on a device.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from llm.batch import KVSlots
 from llm.kernels import packed
+from llm.kernels.cuda import source_text
 from llm.kernels.packed import (
     expand,
     is_few,
@@ -33,12 +36,17 @@ from tests.llm.kernels.cuda_emulator import EmulatedKernel
 HALF = torch.bfloat16
 EPSILON = 1e-5
 CASES = [
-    # bits, inputs of a group, minimums, float32 scales, outputs, inputs
-    (4, 32, False, False, 70, 160),
-    (4, 128, True, False, 120, 896),
-    (8, 16, False, True, 40, 96),
-    (8, 64, True, True, 40, 192),
+    # bits, inputs of a group, minimums, kind of scales, outputs, inputs
+    (4, 32, False, "float16", 70, 160),
+    (4, 128, True, "float16", 120, 896),
+    (4, 32, True, "factors", 40, 256),
+    (8, 16, False, "factors", 40, 96),
+    (8, 32, True, "factors", 40, 192),
+    (8, 16, False, "float32", 40, 96),
+    (8, 64, True, "float32", 40, 192),
 ]
+Case = tuple[int, int, bool, str, int, int]
+KINDS = {"float16": torch.float16, "float32": torch.float32, "factors": torch.uint8}
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +69,18 @@ def emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     packed._kernel.cache_clear()
 
 
-def matrix(bits: int, group: int, lows: bool, wide: bool, num_out: int, num_in: int) -> Words:
+def matrix(bits: int, group: int, lows: bool, kind: str, num_out: int, num_in: int) -> Words:
     numbers = torch.randint(0, 1 << bits, (num_out, num_in), dtype=torch.uint8)
-    scales = torch.randn(num_out, num_in // group) * (2 ** (2 - bits) * num_in**-0.5)
-    minimums = torch.randn(num_out, num_in // group) * num_in**-0.5 if lows else None
-    if not wide:
-        scales = scales.half().float()
-        minimums = None if minimums is None else minimums.half().float()
-    words = Words.pack(numbers, scales, minimums, bits)
-    assert words.scales.dtype is (torch.float32 if wide else torch.float16)
+    shape = num_out, num_in // group
+    scales, minimums = (torch.randn(shape) * num_in**-0.5 for _ in range(2))
+    scales *= 2 ** (2 - bits)
+    if kind == "factors":
+        common = ((scales[:, :1] / 128).half(), (minimums[:, :1] / 128).half())
+        scales, minimums = (torch.randint(-128, 128, shape) * part.float() for part in common)
+    if kind == "float16":
+        scales, minimums = scales.half().float(), minimums.half().float()
+    words = Words.pack(numbers, scales, minimums if lows else None, bits)
+    assert words.scales.dtype is KINDS[kind]
     return words
 
 
@@ -87,7 +98,7 @@ def normalised(x: Tensor, gain: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_product_of_few_rows(case: tuple[int, int, bool, bool, int, int]) -> None:
+def test_a_product_of_few_rows(case: Case) -> None:
     """With the numbers themselves, up to float32's rounding of the sums of groups."""
     words = matrix(*case)
     num_out, num_in = words.shape
@@ -107,7 +118,7 @@ def test_a_product_of_few_rows(case: tuple[int, int, bool, bool, int, int]) -> N
 
 def test_rows_of_unlike_numbers() -> None:
     """Small numbers next to great ones, zeros, and what is not a number."""
-    words = matrix(4, 32, False, False, 24, 512)
+    words = matrix(4, 32, False, "float16", 24, 512)
     x = normal(2, 512) * torch.logspace(-12, 12, 512).to(HALF)
     x[1, :256] = 0
     out = torch.empty(2, 24)
@@ -124,7 +135,7 @@ def test_rows_of_unlike_numbers() -> None:
 
 
 def test_a_gated_product() -> None:
-    words = matrix(4, 128, True, False, 2 * 80, 384)
+    words = matrix(4, 128, True, "float16", 2 * 80, 384)
     x, gain = normal(2, 384), normal(384)
     found = packed_gated_product(x, words, gain=gain, epsilon=EPSILON)
     gate, up = (normalised(x, gain) @ words.expand().double().t()).chunk(2, 1)
@@ -134,7 +145,7 @@ def test_a_gated_product() -> None:
 def test_projected_heads() -> None:
     heads, kv_heads, size, hidden = 3, 2, 32, 256
     x, norm = normal(2, hidden), RMSNorm(normal(hidden), EPSILON)
-    words = matrix(4, 32, False, False, (heads + 2 * kv_heads) * size, hidden)
+    words = matrix(4, 32, False, "float16", (heads + 2 * kv_heads) * size, hidden)
     bias = normal(words.shape[0])
     rotations = Rotary(RotaryConfig(size), 64, torch.device("cpu")).at(torch.tensor([5, 17]))
     expected = (norm(x).float() @ words.expand().t() + bias).to(HALF).view(2, -1, size)
@@ -157,7 +168,7 @@ def test_projected_heads() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_product_of_more_rows(case: tuple[int, int, bool, bool, int, int]) -> None:
+def test_a_product_of_more_rows(case: Case) -> None:
     """A row's result is its own, bit for bit."""
     words = matrix(*case)
     num_out, num_in = words.shape
@@ -173,7 +184,7 @@ def test_a_product_of_more_rows(case: tuple[int, int, bool, bool, int, int]) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_many_rows_are_multiplied_with_the_expanded_matrix(
-    case: tuple[int, int, bool, bool, int, int], monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = matrix(*case)
     num_out, num_in = words.shape
@@ -187,16 +198,54 @@ def test_many_rows_are_multiplied_with_the_expanded_matrix(
 
 
 def test_rows_of_many_inputs() -> None:
-    words = matrix(4, 128, False, False, 16, 24_576)
+    words = matrix(4, 128, False, "float16", 16, 24_576)
     x, out = normal(2, 24_576), torch.empty(2, 16)
     assert is_few(words, 2)
     packed_product(x, words, out)
     assert relative_error(out, x.double() @ words.expand().double().t()) < 1e-6
     assert not is_few(words, 3)
-    assert not is_few(matrix(4, 128, False, False, 16, 40_960), 2)
-    wide = matrix(8, 16, True, True, 256, 24_576)  # its scales and sums of groups need more
+    assert not is_few(matrix(4, 128, False, "float16", 16, 40_960), 2)
+    wide = matrix(8, 16, True, "float32", 256, 24_576)  # its scales and sums of groups need more
     assert is_few(wide, 1)
     assert not is_few(wide, 2)
+
+
+def test_a_processor_has_programs_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that follow each other, and never two of one; sizes of Llama 3B on an H200."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(packed, "_processors", lambda device: 132)
+
+    class Recorded:
+        def launch(
+            self, grid: Any, num_threads: int, shared_bytes: int, *arguments: Any, **others: Any
+        ) -> None:
+            assert grid == (132, 1)
+            given.append((num_threads * registers, shared_bytes + packed.RESERVED_BYTES))
+
+    (registers,) = map(int, re.findall(r"#define REGISTERS (\d+)", source_text(packed.SOURCE)))
+    monkeypatch.setattr(packed, "CudaKernel", lambda *names: Recorded())
+    for rows in (1, 2):
+        given.clear()
+        for num_out, num_in, is_normed in (
+            (5120, 3072, True),
+            (3072, 3072, False),
+            (8192, 3072, True),
+            (3072, 8192, False),
+        ):
+            values = torch.empty(num_out // 16, num_in // 128, 2, 32, 4, dtype=torch.int32)
+            scales = torch.empty(*values.shape[:2], 8, 4, 2, dtype=torch.half)
+            words = Words(values, scales, None, 4, (num_out, num_in))
+            gain = torch.empty(num_in, dtype=HALF) if is_normed else None
+            x, out = torch.empty(rows, num_in, dtype=HALF), torch.empty(rows, num_out)
+            packed_product(x, words, out, gain=gain)
+
+        def fits(*programs: tuple[int, int]) -> bool:
+            amounts = [sum(part) for part in zip(*programs, strict=True)]
+            return amounts[0] <= 65_536 and amounts[1] <= 228 * 1024
+
+        for first, second in pairwise([*given, given[0]]):
+            assert fits(first, second)
+            assert not fits(first, first)
 
 
 @pytest.mark.parametrize("kib", [99, 163, 227])
@@ -215,7 +264,7 @@ def test_a_program_has_the_shared_memory_of_its_device(
             given.append(shared_bytes)
 
     monkeypatch.setattr(packed, "CudaKernel", lambda *names: Recorded())
-    for case in ((4, 32, False, False), (4, 32, True, True), (8, 16, True, True)):
+    for case in ((4, 32, False, "float16"), (4, 32, True, "float32"), (8, 16, True, "float32")):
         for num_in in (3072, 8192, 28_672):
             words = matrix(*case, 256, num_in)
             gain = normal(num_in)

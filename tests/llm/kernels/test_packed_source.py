@@ -13,9 +13,9 @@ from llm.kernels.packed import SOURCE, Variant
 from llm.kernels.words import Words
 
 VARIANTS = [
-    Variant(4, 4, wide=False, lows=False, rows=1, stages=5),
-    Variant(4, 1, wide=False, lows=True, parts=2, rows=2, stages=4),
-    Variant(8, 4, wide=True, lows=False, rows=1, stages=4, heads=True),
+    Variant(4, 4, wide=False, lows=False, warps=20, rows=1, stages=5),
+    Variant(4, 1, wide=False, lows=True, warps=16, parts=2, rows=2, stages=4, refills=True),
+    Variant(8, 4, wide=False, lows=True, factors=True, warps=16, rows=1, stages=4, heads=True),
     Variant(8, 2, wide=False, lows=True, tiles=4, outs=4, stages=2),
     Variant(4, 2, wide=True, lows=True),
 ]
@@ -93,3 +93,21 @@ def test_lanes_find_their_numbers(bits: int, group: int) -> None:
             found += 16 * (pairs[pair + 1] >> 16 * (place % 2) & 15)
         assert found == numbers[output, i]
         assert words.scales[tile, block, g, c // (4 // groups), half] == scales[output, i // group]
+
+
+def test_scales_that_are_no_products_stay_wide() -> None:
+    """One of many blocks is enough; zeros are products."""
+    numbers = torch.randint(0, 256, (48, 512), dtype=torch.uint8)
+    common = torch.randn(48, 1).half().float()
+    scales = torch.randint(-128, 128, (48, 32)) * common
+    scales[5], scales[7, :4] = 0, 0
+    words = Words.pack(numbers, scales, scales, 8)
+    assert words.has_factors
+    assert words.groups == 4
+    expected = (numbers.float() - 128) * scales.repeat_interleave(16, 1)
+    assert torch.equal(words.expand(), expected + scales.repeat_interleave(16, 1))
+    assert torch.equal(words.tiles(1, 2).expand(), words.expand()[16:32])
+    scales[40, 7] *= 1 + 2**-20
+    other = Words.pack(numbers, scales, None, 8)
+    assert other.scales.dtype is torch.float32
+    assert torch.equal(other.expand()[:40], expected[:40])

@@ -49,6 +49,8 @@ def test_a_tensor_is_what_the_package_makes_of_it(tmp_path: Path, kind: str) -> 
 
 BITS = {"Q4_0": 5, "Q4_1": 6, "Q5_0": 9, "Q5_1": 10, "Q8_0": 9, "Q4_K": 6, "Q5_K": 10, "Q6_K": 10}
 """Bits of a weight in memory, with its share of scales and minimums."""
+GPU_BITS = BITS | {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5}
+GPU_BITS |= {"Q4_K": 4.75, "Q5_K": 9, "Q6_K": 8.75}
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -70,6 +72,9 @@ def test_blocks_are_held_as_they_are(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(groups.expand().numpy(), gguf.quants.dequantize(data, form))
     assert groups.nbytes == 6 * 1024 * BITS[kind] // 8
     assert weights.packed_bytes() == {"lm_head.weight": groups.nbytes}
+    words = groups.to_words(torch.device("cpu"))
+    assert words.nbytes == 16 * 1024 * GPU_BITS[kind] / 8  # six rows fill a tile of 16
+    assert torch.equal(words.expand(), groups.expand())
 
 
 def test_scales_that_are_not_finite_and_other_formats_are_expanded(tmp_path: Path) -> None:
