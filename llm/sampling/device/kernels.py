@@ -6,17 +6,19 @@ the results of all, and does what the row needs once:
 
     tops       largest logit by tile            a greedy row's token; deficits [lo, hi) that very
                                                 likely contain the cut, and few others
-    collect    histogram and list of [lo, hi),  the bin with the cut, and the cut, if that bin's
-               and the mass below lo by tile    deficits are listed and few
-    narrow     histogram of [lo, hi), which     as above: first in wide bins, then in bins of one
-    (twice)    is that bin, or where the cut    deficit each
-               is instead
+    collect    histogram of [lo, hi), lists     the bin with the cut is the next [lo, hi); or, where
+               of these deficits, and the       it is in no bin, the deficits on that side
+               mass below lo, by tile
+    narrow     histogram of [lo, hi), from      the same
+    (twice)    the lists
     masses     kept mass and ties at the cut,   the tile, then the column, where the draw falls; the
-               from the list, by tile           history
+               from the lists, by tile          history
 
-A row that has its cut skips `narrow`: nearly all do. Only `tops` and `collect` read whole rows, and
-`collect` no tiles below the cut of top_k. Tiles that the list has no room for are read again, and
-where the cut is not in the list, the row is.
+A row's first histogram has wide bins, the next one a deficit in each bin; `top_k` and `top_p`
+together need a third, and so does a cut that was not in the first. A row that has its cut skips the
+others. Only `tops` and `collect` read whole rows, and `collect` no tiles below the cut of top_k. A
+tile with more deficits in [lo, hi) than its list holds is read again, and where the cut is
+elsewhere, the row is.
 
 All sums that decide are of integers: the order and the number of programs never change a result.
 Floats are only added, subtracted, multiplied and divided, never fused; but for the guess where the
@@ -106,7 +108,7 @@ from llm.sampling.device.parts import (
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
-LIST_SHARE = 8  # a row's list has room for one of so many logits
+LIST_SHARE = 8  # of a row's logits there is room for one near the cut
 MAX_REGISTERS = 64  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
