@@ -12,12 +12,7 @@ import triton
 from benchmarks import sampling
 from llm.sampling.device.kernels import TILE_COLUMNS
 from llm.sampling.device.sampler import DeviceSampler, SamplingBuffers
-from tests.llm.kernels.kernel_comparison import (
-    compare_bitmasks,
-    compare_flat_rows,
-    compare_kernels,
-    compare_late_cuts,
-)
+from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.sampling.device_rows import a_row, coarse_logits, random_rows
 
 pytestmark = [
@@ -42,10 +37,6 @@ def test_the_same_over_a_large_vocabulary(seed: int) -> None:
 @pytest.mark.parametrize(("tile", "vocab"), [(TILE_COLUMNS, 20_000), (None, 3072)])
 def test_a_nucleus_of_thousands(tile: int | None, vocab: int) -> None:
     compare_late_cuts(CUDA, tile, vocab)
-
-
-def test_a_nucleus_of_most_of_the_vocabulary() -> None:
-    compare_flat_rows(CUDA, TILE_COLUMNS, 193_800, seeds=2)
 
 
 @pytest.mark.parametrize(("tile", "vocab"), [(TILE_COLUMNS, 20_000), (None, 4096)])

@@ -42,17 +42,14 @@ from llm.sampling.device.parts import (
     BINS,
     BY_COUNT,
     BY_MASS,
-    CONCENTRATED,
     COUNT,
     CUT,
     CUT_END,
     DEFICIT_END,
     DRAW,
     EVERYTHING,
-    FINAL,
     FIRST_HI,
     FLAGS,
-    GATHERED,
     GROUP,
     HAS_CUT,
     HAS_PENALTIES,
@@ -60,7 +57,6 @@ from llm.sampling.device.parts import (
     HAS_TOP_P,
     HI,
     INDEX,
-    LIKELY_END,
     LISTED,
     LO,
     LOWEST,
@@ -68,8 +64,6 @@ from llm.sampling.device.parts import (
     NO_COLUMN,
     NOTHING,
     NUM_BINS,
-    NUM_FINAL,
-    NUM_LISTED,
     ONE_COUNT,
     RANDOM,
     SCALE,
@@ -87,7 +81,6 @@ from llm.sampling.device.parts import (
     SamplingInputs,
     State,
     adjusted,
-    all_bits,
     clear_bins,
     count_token,
     deficit_of,
@@ -108,8 +101,7 @@ from llm.sampling.device.parts import (
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
-LIST_SHARE = 8  # of a row's logits there is room for one near the cut
-MAX_REGISTERS = 64  # of a thread: what a row needs once must not keep tiles from being read at once
+MAX_REGISTERS = 80  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
 WHOLE_WARPS = 8
@@ -132,7 +124,6 @@ class Scratch:
             self.level = 1
 
         divided = 0 if self.is_whole else max_rows
-        list_room = self.num_tiles * tile // LIST_SHARE
 
         def empty(width: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(divided, width, dtype=dtype, device=device)
@@ -147,10 +138,8 @@ class Scratch:
             mass=empty(room, torch.int64),
             base=empty(room, torch.int64),
             listed=empty(room, torch.int32),
-            lists=empty(list_room, torch.int32),
-            list_room=list_room,
-            offsets=empty(room, torch.int32),
-            final=empty(NUM_FINAL, torch.int32),
+            lists=empty(self.num_tiles * SLOTS.value, torch.int32),
+            num_tiles=self.num_tiles,
             ties=empty(room, torch.int32),
             tokens=torch.empty(max_rows, 1, dtype=torch.int32, device=device),
         )
@@ -233,7 +222,7 @@ def _whole_cut(
         if (flags & HAS_TOP_P) != 0:
             mass = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
             sought = limit_of(mass + ties * weight_of(found), inputs, row)
-            found = heaviest(deficits, weights, sought, all_bits())
+            found = heaviest(deficits, weights, sought)
             weight = weight_of(found)
             less = tl.sum(tl.where(deficits < found, weights, 0), axis=0)
             ties = (sought - less + weight - 1) // tl.maximum(weight, 1)
@@ -356,7 +345,7 @@ def _start(
         top_k = tl.load(record + TOP_K)
         sought = top_k.to(tl.int64)
         if top_k * tile <= width:  # so many tiles have a maximum that is not below the last of them
-            last = smallest(deficit_of(inputs, row, largest, tops), top_k, all_bits())
+            last = smallest(deficit_of(inputs, row, largest, tops), top_k)
             hi = tl.minimum(hi, last + 1)
     elif (flags & HAS_TOP_P) != 0:
         step = tl.full([], BY_MASS, tl.int32)
@@ -365,11 +354,7 @@ def _start(
         masses = tl.load(sums, mask=tiles * tile < width, other=0.0)
         scale = tl.load(record + SCALE).to(tl.float32, bitcast=True)
         masses *= tl.exp2((tops - largest) * scale)
-        mass = tl.sum(masses, axis=0)
-        if mass < CONCENTRATED:  # few tokens are likely, and few lie within this bound
-            hi = tl.minimum(hi, LIKELY_END)
-        else:
-            lo, hi = guess(inputs, row, largest, mass)
+        lo, hi = guess(inputs, row, largest, tl.sum(masses, axis=0))
     state = workspace.states + row * STATE_WORDS
     tl.store(state + STEP_LEFT, step.to(tl.int64))
     tl.store(state + LO, lo.to(tl.int64))
@@ -380,7 +365,6 @@ def _start(
     tl.store(state + SOUGHT, sought)
     tl.store(state + FIRST_HI, hi.to(tl.int64))
     tl.store(state + TOTAL, tl.zeros([], tl.int64))
-    tl.store(state + NUM_LISTED, tl.zeros([], tl.int64))
     tl.store(state + CUT, tl.load(record + DEFICIT_END).to(tl.int64))
     tl.store(state + TIES, tl.zeros([], tl.int64))
     tl.store(state + LISTED, (step >= BY_MASS).to(tl.int64))
@@ -447,7 +431,6 @@ def _collect(
     for start in range(program * tile, width, programs * tile):
         place = row * room + start // tile
         mass, num_listed = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
-        offset = tl.zeros([], tl.int32)
         if _top_deficit(inputs, workspace, row, largest, place) < needed:
             deficits = _deficits(inputs, row, largest, start, tile)
             weights = weight_of(deficits)
@@ -461,16 +444,12 @@ def _collect(
             by_lane = tl.sum(ones, axis=0)
             before = tl.cumsum(by_lane, axis=0) - by_lane
             slots = tl.reshape(before[None, :] + tl.cumsum(ones, axis=0) - 1, [tile])
+            targets = _list_of(workspace, row, start // tile) + slots
+            tl.store(targets, deficits, mask=is_listed & (slots < SLOTS))
             num_listed = tl.sum(by_lane, axis=0)
-            taken = tl.atomic_add(state + NUM_LISTED, num_listed.to(tl.int64), sem="relaxed")
-            offset = taken.to(tl.int32)
-            slots += offset
-            targets = workspace.lists + row * workspace.list_room + slots
-            tl.store(targets, deficits, mask=is_listed & (slots < workspace.list_room))
         below += mass
         tl.store(workspace.base + place, mass)
         tl.store(workspace.listed + place, num_listed)
-        tl.store(workspace.offsets + place, offset)
     tl.atomic_add(state + TOTAL, tl.sum(total, axis=0), sem="relaxed")
     tl.atomic_add(state + MASS, below, sem="relaxed")
     if _is_last(workspace, row, programs):
@@ -496,13 +475,63 @@ def _narrow(
     bins = _bins_of(workspace, row, shift)
     largest = tl.load(workspace.largest + row)
     width = tl.load(inputs.records + row * WORDS + WIDTH)
-    for start in range(program * tile, width, programs * tile):
-        place = row * room + start // tile
-        if _top_deficit(inputs, workspace, row, largest, place) < hi:
-            deficits = _deficits(inputs, row, largest, start, tile)
+    if tl.load(state + LISTED) != 0:
+        for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
             _count(bins, deficits, weight_of(deficits), lo, hi, shift)
+            if tl.max(listed, axis=0) > SLOTS:
+                for other in range(first, first + GROUP):
+                    if _is_long(workspace, row, other, width, tile, room):
+                        every = _deficits(inputs, row, largest, other * tile, tile)
+                        _count(bins, every, weight_of(every), lo, hi, shift)
+    else:
+        for start in range(program * tile, width, programs * tile):
+            place = row * room + start // tile
+            if _top_deficit(inputs, workspace, row, largest, place) < hi:
+                every = _deficits(inputs, row, largest, start, tile)
+                _count(bins, every, weight_of(every), lo, hi, shift)
     if _is_last(workspace, row, programs):
         _decide(inputs, workspace, row, (lo, hi, shift), False)
+
+
+@triton.jit
+def _list_of(workspace: SamplerWorkspace, row: tl.tensor, place: tl.tensor) -> tl.tensor:
+    """Return the list of a row's tile."""
+    return workspace.lists + (row * workspace.num_tiles + place) * SLOTS
+
+
+@triton.jit
+def _listed(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    first: tl.tensor,
+    width: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the listed deficits [GROUP, SLOTS] of a group of tiles from `first` on, `EVERYTHING`
+    where there is none, and how many each tile has.
+    """
+    tiles = first + tl.arange(0, GROUP)
+    listed = tl.load(workspace.listed + row * room + tiles, mask=tiles * tile < width, other=0)
+    slots = tl.arange(0, SLOTS)[None, :]
+    is_there = (slots < listed[:, None]) & (listed[:, None] <= SLOTS)
+    lists = _list_of(workspace, row, tiles[:, None]) + slots
+    return tl.load(lists, mask=is_there, other=EVERYTHING), listed
+
+
+@triton.jit
+def _is_long(
+    workspace: SamplerWorkspace,
+    row: tl.tensor,
+    place: tl.tensor,
+    width: tl.tensor,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+) -> tl.tensor:
+    """Whether a tile has more deficits than its list."""
+    listed = workspace.listed + row * room + place
+    return tl.load(listed, mask=place * tile < width, other=0) > SLOTS
 
 
 @triton.jit
@@ -533,14 +562,10 @@ def _decide(
     is_found = (cut < span[1]) & (is_less == 0)
     if (is_first & by_count & has_both) == 0:
         clear_bins(bins, span)
-    is_exact = span[2] == 0
-    if is_first & is_found & (span[2] > 0):
-        is_exact, cut, count, mass = _among_listed(
-            workspace, row, (cut, span[1], span[2]), by_count, count, mass, sought
-        )
     ties, kept = _ties_of(cut, by_count, count, mass, sought)
-    is_missing = (cut >= span[1]) & (span[1] == tl.load(record + CUT_END))
-    is_over = (is_found & is_exact) | is_missing
+    is_over = (is_found & (span[2] == 0)) | (
+        (cut >= span[1]) & (span[1] == tl.load(record + CUT_END))
+    )
     if is_over & by_count & has_both:  # now for the cut of top_p, in the first histogram
         by_count = by_count & (by_count == 0)
         sought = limit_of(kept, inputs, row)
@@ -550,13 +575,9 @@ def _decide(
         zero = tl.zeros([], tl.int64)
         cut, count, mass = find_bin(bins, span, by_count, zero, zero, sought)
         clear_bins(bins, span)
+        ties, _ = _ties_of(cut, by_count, count, mass, sought)
         is_found = cut < hi
         is_over = span[2] == 0
-        if is_first & (span[2] > 0):
-            is_over, cut, count, mass = _among_listed(
-                workspace, row, (cut, hi, span[2]), by_count, count, mass, sought
-            )
-        ties, _ = _ties_of(cut, by_count, count, mass, sought)
     tl.debug_barrier()  # all threads must have read
     if is_over:
         end = tl.load(record + DEFICIT_END)
@@ -572,51 +593,6 @@ def _decide(
         tl.store(state + MASS, tl.where(is_less, 0, mass))
         tl.store(state + SOUGHT, sought)
         _search_next(state, record, span, cut, is_found, is_less)
-
-
-@triton.jit
-def _among_listed(
-    workspace: SamplerWorkspace,
-    row: tl.tensor,
-    span: tl.tuple,
-    by_count: tl.tensor,
-    count: tl.tensor,
-    mass: tl.tensor,
-    sought: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return whether the cut in the first bin of a span is found among the listed deficits, the
-    cut, and the count and the mass below it; else what was known: the bin's begin, and those below.
-    """
-    lo, hi, shift = span
-    hi = tl.minimum(hi, ((lo >> shift) + 1) << shift)
-    num_listed = tl.load(workspace.states + row * STATE_WORDS + NUM_LISTED).to(tl.int32)
-    is_whole = num_listed <= workspace.list_room
-    num_listed = tl.where(is_whole, num_listed, 0)
-    final = workspace.final + row * FINAL
-    num_final = tl.zeros([], tl.int32)
-    for start in range(0, num_listed, GATHERED):
-        places = start + tl.arange(0, GATHERED)
-        lists = workspace.lists + row * workspace.list_room + places
-        deficits = tl.load(lists, mask=places < num_listed, other=EVERYTHING)
-        is_within = (deficits >= lo) & (deficits < hi)
-        slots = num_final + tl.cumsum(is_within.to(tl.int32), axis=0) - 1
-        tl.store(final + slots, deficits, mask=is_within & (slots < FINAL))
-        num_final += tl.sum(is_within.to(tl.int32), axis=0)
-    tl.debug_barrier()  # all threads must have stored
-    is_exact = is_whole & (num_final <= FINAL)
-    cut = lo
-    if is_exact:
-        places = tl.arange(0, FINAL)
-        values = tl.load(final + places, mask=places < num_final, other=EVERYTHING)
-        weights = tl.where(places < num_final, weight_of(values), 0)
-        if by_count:
-            cut += smallest(values - lo, (sought - count).to(tl.int32), shift)
-        else:
-            cut += heaviest(values - lo, weights, sought - mass, shift)
-        count += tl.sum((values < cut).to(tl.int64), axis=0)
-        mass += tl.sum(tl.where(values < cut, weights, 0), axis=0)
-    tl.debug_barrier()  # all threads must have read
-    return is_exact, cut, count, mass
 
 
 @triton.jit
@@ -673,58 +649,31 @@ def _masses(
     begin = row * room
     if tl.load(state + LISTED) != 0:
         for first in range(program * GROUP, tl.cdiv(width, tile), programs * GROUP):
-            is_whole = _sum_lists(workspace, row, first, cut, width, tile, room)
-            if tl.sum(is_whole.to(tl.int32), axis=0) < GROUP:
-                for place in range(first, tl.minimum(first + GROUP, tl.cdiv(width, tile))):
-                    end = tl.load(workspace.offsets + begin + place)
-                    end += tl.load(workspace.listed + begin + place)
-                    if end > workspace.list_room:
-                        every = _deficits(inputs, row, largest, place * tile, tile)
-                        _keep(workspace, begin + place, every, cut)
+            deficits, listed = _listed(workspace, row, first, width, tile, room)
+            tiles = first + tl.arange(0, GROUP)
+            is_whole = (tiles * tile < width) & (listed <= SLOTS)
+            mass = tl.load(workspace.base + begin + tiles, mask=is_whole, other=0)
+            mass += tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=1)
+            ties = tl.sum((deficits == cut).to(tl.int32), axis=1)
+            tl.store(workspace.mass + begin + tiles, mass, mask=is_whole)
+            tl.store(workspace.ties + begin + tiles, ties, mask=is_whole)
+            if tl.max(listed, axis=0) > SLOTS:
+                for other in range(first, first + GROUP):
+                    if _is_long(workspace, row, other, width, tile, room):
+                        every = _deficits(inputs, row, largest, other * tile, tile)
+                        _keep(workspace, begin + other, every, cut)
     else:
         for start in range(program * tile, width, programs * tile):
-            if _top_deficit(inputs, workspace, row, largest, begin + start // tile) <= cut:
+            place = begin + start // tile
+            if _top_deficit(inputs, workspace, row, largest, place) <= cut:
                 every = _deficits(inputs, row, largest, start, tile)
-                _keep(workspace, begin + start // tile, every, cut)
+                _keep(workspace, place, every, cut)
             else:
-                tl.store(workspace.mass + begin + start // tile, tl.zeros([], tl.int64))
-                tl.store(workspace.ties + begin + start // tile, tl.zeros([], tl.int32))
+                tl.store(workspace.mass + place, tl.zeros([], tl.int64))
+                tl.store(workspace.ties + place, tl.zeros([], tl.int32))
     if _is_last(workspace, row, programs):
         column = _drawn(inputs, workspace, row, largest, tile, room)
         _finish(inputs, workspace.tokens, row, column)
-
-
-@triton.jit
-def _sum_lists(
-    workspace: SamplerWorkspace,
-    row: tl.tensor,
-    first: tl.tensor,
-    cut: tl.tensor,
-    width: tl.tensor,
-    tile: tl.constexpr,
-    room: tl.constexpr,
-) -> tl.tensor:
-    """Store the mass before the cut, and the ties at it, of a group of tiles from `first` on.
-    Return which of them are in the row's list as a whole: only these are stored.
-    """
-    tiles = first + tl.arange(0, GROUP)
-    is_there = tiles * tile < width
-    places = row * room + tiles
-    listed = tl.load(workspace.listed + places, mask=is_there, other=0)
-    offsets = tl.load(workspace.offsets + places, mask=is_there, other=0)
-    is_whole = is_there & (offsets + listed <= workspace.list_room)
-    mass = tl.load(workspace.base + places, mask=is_whole, other=0)
-    ties = tl.zeros([GROUP], tl.int32)
-    for start in range(0, tl.max(tl.where(is_whole, listed, 0), axis=0), SLOTS):
-        slots = start + tl.arange(0, SLOTS)[None, :]
-        lists = workspace.lists + row * workspace.list_room + offsets[:, None] + slots
-        is_listed = is_whole[:, None] & (slots < listed[:, None])
-        deficits = tl.load(lists, mask=is_listed, other=EVERYTHING)
-        mass += tl.sum(tl.where(deficits < cut, weight_of(deficits), 0), axis=1)
-        ties += tl.sum((is_listed & (deficits == cut)).to(tl.int32), axis=1)
-    tl.store(workspace.mass + places, mass, mask=is_whole)
-    tl.store(workspace.ties + places, ties, mask=is_whole)
-    return is_whole | (is_there == 0)
 
 
 @triton.jit

@@ -19,10 +19,8 @@ COUNT_SHIFT = 44  # shift of a bin's count, above its mass
 NUM_SAMPLED = 2048  # logits from which the place of a cut is guessed
 RUN_COLUMNS = 4  # so many of them lie side by side
 GUESS_BINS = 256
-NUM_SLOTS = 128  # deficits of a tile's list that are read at once
+NUM_SLOTS = 128  # deficits of a tile's list
 GROUP_TILES = 8  # whose lists are read at once
-NUM_GATHERED = 2048  # deficits of a row's list that are read at once
-NUM_FINAL = 512  # deficits among which a cut is found by bisection
 
 
 class State(IntEnum):
@@ -39,8 +37,7 @@ class State(IntEnum):
     TOTAL = 8  # mass of all
     CUT = 9  # the first deficit that is not kept, but for ties
     TIES = 10  # how many equal to CUT are kept
-    LISTED = 11  # whether the row's list is of the deficits around the cut
-    NUM_LISTED = 12  # deficits of the row's list
+    LISTED = 11  # whether the tiles' lists contain the deficits [LO, HI), or the cut
 
 
 class Step(IntEnum):
@@ -93,7 +90,6 @@ C5, C4, C3, C2, C1, C0 = (
     tl.constexpr(factor * 2.0 ** (reference.VALUE_BITS - FRACTION_BITS * (5 - place)))
     for place, factor in enumerate(reference.COEFFICIENTS)
 )
-DEFICIT_BITS = tl.constexpr(24)
 LARGEST_COUNT = tl.constexpr(MAX_COUNT)
 
 EVERYTHING = tl.constexpr(END_OCTAVE << FRACTION_BITS)  # deficit from which weights are 0
@@ -108,13 +104,9 @@ RUN = tl.constexpr(RUN_COLUMNS)
 GUESSES = tl.constexpr(GUESS_BINS)
 SLOTS = tl.constexpr(NUM_SLOTS)
 GROUP = tl.constexpr(GROUP_TILES)
-CONCENTRATED = tl.constexpr(48.0)  # times the largest weight: the mass of a concentrated row
-LIKELY_END = tl.constexpr(12 << FRACTION_BITS)  # top_p almost always cuts such a row before
-GATHERED = tl.constexpr(NUM_GATHERED)
-FINAL = tl.constexpr(NUM_FINAL)
 
 STATE_WORDS = tl.constexpr(len(State))
-STEP_LEFT, LO, HI, SHIFT, COUNT, MASS, SOUGHT, FIRST_HI, TOTAL, CUT, TIES, LISTED, NUM_LISTED = (
+STEP_LEFT, LO, HI, SHIFT, COUNT, MASS, SOUGHT, FIRST_HI, TOTAL, CUT, TIES, LISTED = (
     tl.constexpr(int(word)) for word in State
 )
 NOTHING, DRAW, BY_MASS, BY_COUNT = (tl.constexpr(int(step)) for step in Step)
@@ -151,11 +143,11 @@ class SamplerWorkspace(NamedTuple):
     bins: Tensor  # int64 [B, 2, bins] of many deficits, and of one each; 0 after the search
     mass: Tensor  # int64 [B, room] kept by tile
     base: Tensor  # int64 [B, room] mass below the first LO by tile
-    lists: Tensor  # int32 [B, list_room] deficits of the first [LO, HI), tile by tile in any order
-    list_room: int
-    listed: Tensor  # int32 [B, room] how many are of a tile, and
-    offsets: Tensor  # int32 [B, room] where they begin in the row's list
-    final: Tensor  # int32 [B, NUM_FINAL] deficits in the bin with the cut
+    listed: Tensor  # int32 [B, room] deficits of the first [LO, HI) by tile
+    lists: (
+        Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
+    )
+    num_tiles: int
     ties: Tensor  # int32 [B, room] by tile
     tokens: Tensor  # int32 [B]
 
@@ -242,17 +234,11 @@ def deficit_of(
 
 
 @triton.jit
-def all_bits() -> tl.tensor:
-    """Return the number of bits of a deficit."""
-    return tl.full([], DEFICIT_BITS, tl.int32)
-
-
-@triton.jit
-def smallest(values: tl.tensor, rank: tl.tensor, bits: tl.tensor) -> tl.tensor:
-    """Return the value (non-negative, below 2 to the `bits`) with rank `rank`, ascending."""
+def smallest(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """Return the value (non-negative, below 2²⁴) with rank `rank`, ascending."""
     found = tl.zeros([], tl.int32)
-    for step in range(bits):
-        larger = found + (1 << (bits - 1 - step))
+    for step in range(24):
+        larger = found + (1 << (23 - step))
         found = tl.where(tl.sum((values < larger).to(tl.int32), axis=0) < rank, larger, found)
     return found
 
@@ -274,15 +260,13 @@ def ranked(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def heaviest(
-    values: tl.tensor, weights: tl.tensor, sought: tl.tensor, bits: tl.tensor
-) -> tl.tensor:
-    """Return the value (non-negative, below 2 to the `bits`) where the weights, ascending by value,
-    reach `sought`.
+def heaviest(values: tl.tensor, weights: tl.tensor, sought: tl.tensor) -> tl.tensor:
+    """Return the value (non-negative, below 2²⁴) where the weights, ascending by value, reach
+    `sought`.
     """
     found = tl.zeros([], tl.int32)
-    for step in range(bits):
-        larger = found + (1 << (bits - 1 - step))
+    for step in range(24):
+        larger = found + (1 << (23 - step))
         mass = tl.sum(tl.where(values < larger, weights, 0), axis=0)
         found = tl.where(mass < sought, larger, found)
     return found
@@ -398,7 +382,7 @@ def guess(
     until = tl.cumsum(counts, axis=0)
     rank = tl.sum(tl.where(bins < center, counts, 0), axis=0)
     at_center = tl.sum(tl.where(bins == center, counts, 0), axis=0)
-    margin = 16 + (1.25 * tl.sqrt(rank.to(tl.float32))).to(tl.int32)  # some standard deviations
+    margin = 16 + (1.5 * tl.sqrt(rank.to(tl.float32))).to(tl.int32)  # some standard deviations
     first = tl.sum((until < rank - margin).to(tl.int32), axis=0)
     last = tl.sum((until - counts < rank + at_center + margin).to(tl.int32), axis=0)
     hi = tl.where(last < GUESSES, tl.minimum(last << shift, end), end)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from llm.sampling.device.kernels import Scratch
 
 MAX_VOCABULARY = 2**19  # keeps sums of weights and counts within 64 bits
-SCRATCH_BYTES = 2**16 + 3 * 2**10  # per row, for the kernels; and for each tile of 1,024 ids:
-TILE_BYTES = 584
+SCRATCH_BYTES = 2**16 + 2**10  # per row, for the kernels; and for each tile of 1,024 ids:
+TILE_BYTES = 576
 MAX_WINDOW = 8192  # tokens of a penalty window, unless it covers the whole output
 
 

@@ -103,16 +103,6 @@ def compare_late_cuts(
         compared.step(batch, logits)
 
 
-def compare_flat_rows(device: torch.device, tile: int | None, vocab: int, seeds: int = 6) -> None:
-    """Compare where a large part of the vocabulary is in the nucleus, plain and with ties."""
-    compared = Comparison(DeviceSampler(vocab, device, 6), device, tile)
-    cuts: Cuts = ({"top_p": 0.98}, {"top_p": 0.5}, {"top_p": 0.1}, {"top_p": 0.9, "min_p": 0.2})
-    for seed in range(seeds):
-        batch = [a_row(f"r{n}", seed=seed, **cut) for n, cut in enumerate(cuts)]
-        logits = random_logits(6, vocab, seed, scale=0.5)
-        compared.step(batch, (logits * 8).round() / 8 if seed % 2 else logits)
-
-
 def compare_bitmasks(
     device: torch.device, tile: int | None, vocab: int = 500, seeds: int = 4
 ) -> None:
