@@ -101,7 +101,7 @@ from llm.sampling.device.parts import (
 
 TILE_COLUMNS = 1024
 NUM_WARPS = 4
-MAX_REGISTERS = 80  # of a thread: what a row needs once must not keep tiles from being read at once
+MAX_REGISTERS = 64  # of a thread: what a row needs once must not keep tiles from being read at once
 NUM_PROGRAMS = 2112  # of a launch, if rows are wide enough
 WHOLE_COLUMNS = 4096  # a longer row has several programs
 WHOLE_WARPS = 8

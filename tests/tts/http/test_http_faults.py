@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import pytest
