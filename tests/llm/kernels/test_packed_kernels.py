@@ -209,7 +209,7 @@ def test_rows_of_many_inputs() -> None:
 
 
 def test_a_processor_has_programs_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that follow each other, and never two of one; sizes of Llama 3B on an H200."""
+    """Two programs of one product never fit; sizes of Llama 3B on an H200."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(packed, "_processors", lambda device: 132)
 
