@@ -41,12 +41,13 @@ def test_a_codec_on_the_second_gpu(name: str, tmp_path: Path) -> None:
         launched, rendered = (
             thread.submit(work, graphs, codes).result() for work in (launched_audio, rendered_audio)
         )
-        encoded = np.array(thread.submit(graphs.encode, clip).result())
+        if cpu.spec.can_encode:
+            encoded = np.array(thread.submit(graphs.encode, clip).result())
+            assert np.mean(encoded == np.array(cpu.encode(clip))) > 0.9
         assert thread.submit(torch.cuda.current_device).result() == 0
     expected = audio_of(cpu, codes, cpu.spec.recommended)
     assert close(launched, expected)
     assert close(rendered, expected)
-    assert np.mean(encoded == np.array(cpu.encode(clip))) > 0.9
     assert torch.cuda.current_device() == 0
     assert torch.cuda.memory_allocated(0) == before
 
