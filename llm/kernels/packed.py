@@ -1,10 +1,10 @@
 """Products with packed matrices (`packed.cu`), on tensor cores.
 
 Numbers of one and two rows are multiplied as they are, as integers: x, times the gain of a norm, is
-split into three digits of 8 bits, relative to the greatest of its block of inputs, which tensor
-cores multiply at once with the matrix's numbers. The integers' sums are exact, and those of groups
-are float32. The functions also do what comes before and after, as those of `llm.kernels.products`
-and `llm.kernels.projections`.
+split into three digits of 8 bits, relative to the power of two of the greatest of its block of
+inputs, which tensor cores multiply at once with the matrix's numbers. The integers' sums are exact,
+and those of groups are float32. The functions also do what comes before and after, as those of
+`llm.kernels.products` and `llm.kernels.projections`.
 
 More rows are bfloat16, and so is each number without its scale, which is exact; sums are float32,
 and a result does not depend on the other rows. Many rows are multiplied by BLAS, after a part of
