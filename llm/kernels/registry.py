@@ -31,8 +31,18 @@ KERNELS = (
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
     # One scale of a matrix for BLAS, and sums in float16 for few rows.
     Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_product=True),
-    Kernel("attend_few_rows", "llm.attention.gathered.GatheredBackend"),
-    Kernel("attend_many_rows", "llm.attention.gathered.GatheredBackend"),
+    # The two below over float8 pages, of rows that decode.
+    Kernel("attend_float8_pages", "llm.attention.gathered.GatheredBackend"),
+    Kernel(
+        "attend_few_rows",
+        "llm.attention.gathered.GatheredBackend",
+        is_experimental=True,
+    ),
+    Kernel(
+        "attend_many_rows",
+        "llm.attention.gathered.GatheredBackend",
+        is_experimental=True,
+    ),
     # The head of a large vocabulary, for more rows than `product`.
     Kernel(
         "multiply_rows",

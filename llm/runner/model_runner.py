@@ -277,7 +277,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Create the attention backend over the pool."""
         if self.token_to_kv_pool is None:
             raise RuntimeError("allocate the pool before the attention backend is made")
-        kernels = self.session.kernels()
+        kernels, has_float8 = self.session.kernels(), self.kv_cache_dtype.itemsize == 1
+        attends = ("attend_float8_pages" if has_float8 else "attend_few_rows") in kernels
         options = AttentionOptions(
             num_heads=self.num_attention_heads,
             dtype=self.dtype,
@@ -285,7 +286,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
             enable_pdl=self.session.pdl_level > 0,
             batch_invariant=self.model_config.batch_invariant,
-            few_rows_level=self.session.pdl_level if "attend_few_rows" in kernels else None,
+            few_rows_level=self.session.pdl_level if attends else None,
             reads_ahead=kernels.reads_ahead,
         )
         self.attn_backend = create_attention_backend(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
 from llm.config import PipelineConfig
@@ -32,8 +31,7 @@ pytestmark = [
 
 PAGE_SIZE = 16
 VOCAB = 512
-TOLERANCE = 1e-4  # of float32, of the largest logit
-MOST = 1.3  # times the eager forward's distance from float32, in bfloat16
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}  # of the largest logit
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
@@ -68,18 +66,6 @@ def create_runner(
     return runner
 
 
-def assert_same(found: Tensor, expected: Tensor, exact: Tensor | None, note: object) -> None:
-    """Captured decode attention has kernels of its own: in bfloat16, where both round at different
-    places, they are as far from the logits of float32.
-    """
-    assert found.shape == expected.shape
-    if exact is None:
-        limit = TOLERANCE * float(expected.abs().max())
-        assert float((found - expected).abs().max()) < limit, note
-    else:
-        assert float((found - exact).norm() / (expected - exact).norm()) < MOST, note
-
-
 def prompts(count: int) -> list[ScheduledRow]:
     return [
         row(random_ids(5 + 7 * n, VOCAB, seed=n), pages_of(n), request_id=str(n))
@@ -105,8 +91,7 @@ def decode_rows(places: list[int]) -> list[ScheduledRow]:
 def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend: str) -> None:
     eager = create_runner(checkpoint, encoding, backend, replays=False)
     replayed = create_runner(checkpoint, encoding, backend, replays=True)
-    precise = create_runner(checkpoint, "float32", "gathered", replays=False)
-    for runner in (eager, replayed, precise):
+    for runner in (eager, replayed):
         runner.forward(runner.prepare(batch(*prompts(14))))
     steps = [
         [0],
@@ -122,8 +107,9 @@ def test_a_replay_is_the_eager_forward(checkpoint: Path, encoding: str, backend:
         step = batch(*decode_rows(places))
         expected = eager.forward(eager.prepare(step)).logits
         found = replayed.forward(replayed.prepare(step)).logits
-        exact = precise.forward(precise.prepare(step)).logits
-        assert_same(found, expected, None if encoding == "float32" else exact, places)
+        assert found.shape == expected.shape
+        limit = TOLERANCE[encoding] * float(expected.abs().max())
+        assert float((found - expected).abs().max()) < limit, places
     assert replayed.graph_runner is not None
     counts = replayed.graph_runner.stats()
     assert (counts.replays, counts.eager_decodes) == (len(steps) - 1, 1)
@@ -134,8 +120,7 @@ def test_rows_with_long_outputs(checkpoint: Path, places: list[int]) -> None:
     """Across the ends of pages, with other batches planned in between."""
     eager = create_runner(checkpoint, "bfloat16", replays=False)
     replayed = create_runner(checkpoint, "bfloat16", replays=True)
-    precise = create_runner(checkpoint, "float32", "gathered", replays=False)
-    for runner in (eager, replayed, precise):
+    for runner in (eager, replayed):
         runner.forward(runner.prepare(batch(*prompts(6))))
     for step in range(40):
         rows = [
@@ -144,8 +129,8 @@ def test_rows_with_long_outputs(checkpoint: Path, places: list[int]) -> None:
         ]
         expected = eager.forward(eager.prepare(batch(*rows))).logits
         found = replayed.forward(replayed.prepare(batch(*rows))).logits
-        exact = precise.forward(precise.prepare(batch(*rows))).logits
-        assert_same(found, expected, exact, step)
+        limit = TOLERANCE["bfloat16"] * float(expected.abs().max())
+        assert float((found - expected).abs().max()) < limit, step
         if step % 7 == 0:  # another bucket in between
             replayed.prepare(batch(*decode_rows(list(range(12)))))
 

@@ -50,9 +50,8 @@ def test_switches_choose_kernels() -> None:
 
     assert chosen(vendor_blas=False, experimental=True) == {kernel.name for kernel in KERNELS}
     assert chosen(vendor_blas=True, experimental=False) == {
-        "attend_few_rows",
+        "attend_float8_pages",
         "attend_frame",
-        "attend_many_rows",
         "gate",
         "normalise",
         "rotate_heads",
