@@ -37,6 +37,10 @@ settings.load_profile("suite")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of torch that spin take the cores of other processes. It is read when a process begins:
+# a program that a test starts, and one of several that run the tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 gc.disable()  # until all modules are imported and all tests collected: almost nothing is garbage
 
 # Background jobs of a shell ignore SIGINT, which programs started by tests would inherit.
