@@ -76,10 +76,8 @@ class KVPool:
             size = self.layer_bytes(num_pages)
             self.file = SharedFile(num_layers * size)
             self.storage = [m.view(dtype).view(shape) for m in self.file.memory.split(size)]
-        elif is_shared or self.device.type == "cpu":
+        else:
             self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
-        else:  # torch rounds the size of each tensor up by as much as 2 MiB
-            self.storage = list(_zeros((num_layers, *shape), dtype, self.device))
         # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
         self.kernels_take_float8 = dtype is torch.float8_e4m3fn and _has_float8(self.device)

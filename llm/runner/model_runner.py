@@ -254,8 +254,6 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         """Allocate the planned KV pool, and the pool of recurrent states if the model has them."""
         if self.memory_plan is None:
             raise RuntimeError("plan the memory before the pool is allocated")
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the pool is one piece, and needs what loading has left
         num_layers = self._model_class.num_kv_layers(self.huggingface_config)
         self.token_to_kv_pool = KVPool(
             num_layers=num_layers if self._model_class.uses_kv_pool else 0,
@@ -371,14 +369,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         if not (self.is_generation and self._model_class.uses_kv_pool):
             self.token_sampler.warm_up()
             return
-        work, graphs = self._run_padding, self.graph_runner
-        if graphs is not None:
-            work = partial(graphs.run_aside, work)
         if self._compiles_together:
-            compile_together(work)
-        work()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            compile_together(self._run_padding)
+        self._run_padding()
 
     def _run_padding(self) -> None:
         longest = min(self.server_config.max_batch_input_tokens, self.context_len)

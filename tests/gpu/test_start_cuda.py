@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from llm.config import PipelineConfig
-from llm.kv_cache.kv_pool import KVPool
 from llm.runner.model_runner import ModelRunner
 from tests.gpu.flashinfer_runner import initialized
 from tests.llm.llama_checkpoints import batch, random_ids, row, write_llama
@@ -45,16 +44,6 @@ def compiled(tmp_path: Path) -> Iterator[list[str]]:
         knobs.cache.dir = str(tmp_path / "kernels")
         knobs.compilation.listener = note
         yield found
-
-
-def test_pages_are_one_piece_unless_they_are_shared() -> None:
-    num_layers, num_pages, before = 8, 17, torch.cuda.memory_allocated()
-    pool = KVPool(num_layers, num_pages, 16, 2, 64, torch.bfloat16, "cuda")
-    taken = torch.cuda.memory_allocated() - before
-    assert 0 <= taken - num_layers * pool.layer_bytes(num_pages) < 512
-    assert all(layer.is_contiguous() for layer in pool.storage)
-    shared = KVPool(num_layers, num_pages, 16, 2, 64, torch.bfloat16, "cuda", is_shared=True)
-    assert len({layer.untyped_storage().data_ptr() for layer in shared.storage}) == num_layers
 
 
 def pages_of(place: int) -> list[int]:

@@ -26,12 +26,6 @@ class GraphCapture(ABC):
         Captured works share their scratch memory, so they must run one after the other.
         """
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run `work` where works are captured: libraries have memory of their own for each
-        stream.
-        """
-        work()
-
 
 class CudaCapture(GraphCapture):
     """CUDA graphs. Capture the largest work first: the smaller ones then fit into its memory."""
@@ -44,7 +38,9 @@ class CudaCapture(GraphCapture):
         """See `GraphCapture`. The first run compiles kernels and allocates the libraries'
         memory.
         """
-        self.run(work)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile.
         with torch.cuda.graph(
@@ -53,10 +49,3 @@ class CudaCapture(GraphCapture):
             work()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
-
-    def run(self, work: Callable[[], None]) -> None:
-        """See `GraphCapture`. Unused memory of the stream is no other stream's."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()
-        torch.cuda.current_stream().wait_stream(self._stream)

@@ -183,11 +183,7 @@ class GraphRunner:
     def run(self, shapes: Iterable[CapturedShape]) -> None:
         """Run the forwards of shapes with padding rows, without capturing them."""
         for shape in shapes:
-            self._capture.run(self._prepare(shape).work)
-
-    def run_aside(self, work: Callable[[], None]) -> None:
-        """Run eager work where forwards are captured."""
-        self._capture.run(work)
+            self._prepare(shape).work()
 
     def _capture_shape(self, shape: CapturedShape) -> _Captured:
         found = self._prepare(shape)
