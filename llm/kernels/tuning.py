@@ -10,9 +10,9 @@ bytes as those of bfloat16. Where that needs more registers than two tiles in fl
 program has one tile. With sums in float16 16 rows of the matrix in chunks of 512 inputs were the
 fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks are added that way.
 
-From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
-found with all of its kernels in one graph on an H100: one program for each processor, whose memory
-holds the program's part of the matrix next to the kernel before.
+From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer.
+They follow from the shared memory of an H100, and have not been timed: one program for each
+processor, whose part of the matrix fits next to the kernel before.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class SplitDepth:
         return cls(model, own, ends, kernels.launch_level)
 
     def takes(self, num_rows: int) -> bool:
-        """Return whether its kernels are the fastest for so many rows."""
+        """Return whether it computes so many rows."""
         return MAX_ROWS < num_rows <= MAX_SPLIT_ROWS
 
     def begin(self, hidden: Tensor) -> SplitFrames:
