@@ -1,6 +1,6 @@
 """`Inbox` and `Outlet`: contents of KV pages between two processes of one machine.
 
-    reader: Inbox(slot_bytes) ── its path, with the request ──▶ writer: Outlet.open(path)
+    reader: Inbox(slot_bytes) ── its path, in a Room ──▶ writer: Outlet.open(path)
     reader: read(slot) ◀── slot, as an answer ── writer: put(data)
     reader: shut() ── False while the writer holds the inbox
 

@@ -544,10 +544,12 @@ def test_a_claim_that_fails_after_its_prompt_was_sent(
         expected = await parts.oracle(text_checkpoint, asked)
         async with roles(text_checkpoint) as served:
             monkeypatch.setattr(PageTransfer, "claim", lambda *arguments: None)
+            claims = LateClaims(monkeypatch)
             running = asyncio.create_task(parts.all_tokens(served.client, asked))
             await is_computed(served)
             await asyncio.sleep(0.1)
             assert served.prefills[0].servers[0].num_streams == 1
+            claims.allow()
             assert await running == expected
             assert (served.sent, served.received) == ([0], 0)
             await served.prefills[0].servers[0].wait_idle(0.01)

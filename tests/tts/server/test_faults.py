@@ -253,6 +253,29 @@ def test_a_call_that_waits_for_a_slot_uses_nothing_of_the_model(service: Service
     run(scenario())
 
 
+def test_a_text_that_cannot_be_read_gives_its_slot_back(service: Service) -> None:
+    """Also the place in the queue: it does not wait for a slot before its text is read."""
+
+    async def scenario() -> None:
+        async with checked_server(service, max_concurrent_requests=1) as served:
+            admission = served.server.host.admission
+            whole = pb.SEGMENT_MODE_NONE  # the text is too long for it
+            unreadable = stream_request(LONG_TEXT, segment_mode=whole)
+            for _ in range(2):
+                error = await error_of(served.speech.SynthesizeStream(unreadable))
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert (admission.running, admission.waiting) == (0, 0)
+            holder = served.speech.StreamingSynthesize()
+            await holder.write(session_config())
+            await holder.read()
+            error = await error_of(served.speech.SynthesizeStream(unreadable))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert (admission.running, admission.waiting) == (1, 0)
+            holder.cancel()
+
+    run(scenario())
+
+
 def long_request() -> pb.SynthesizeStreamRequest:
     """Return a request of 18 s: more than the engine generates ahead, so its pages stay in use."""
     loud = pb.AudioFormat(encoding=pb.AUDIO_ENCODING_PCM_F32LE, sample_rate_hertz=48_000)

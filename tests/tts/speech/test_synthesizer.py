@@ -37,6 +37,7 @@ from tests.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SP
 from tts.errors import InvalidRequestError, ServerBusyError, SynthesisError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import ChunkingOverrides, SamplingOverrides, SpeechRequest, Started
+from tts.text.lexicon.entries import Pronunciation
 
 # --- one stream
 
@@ -312,8 +313,9 @@ def test_the_text_is_read_and_nothing_is_sent_before_the_call_is_admitted(
         started = asyncio.create_task(anext(waiting))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         assert not started.done()
+        unreadable = replace(request, pronunciations=(Pronunciation("\x00", "x"),))
         with pytest.raises(InvalidRequestError):  # a text that cannot be read does not wait
-            await anext(synthesizer.stream(replace(request, text="\x00"), admitted))
+            await anext(synthesizer.stream(unreadable, admitted))
         assert not client.jobs
         slot.set_result(None)
         assert isinstance(await started, Started)
