@@ -50,7 +50,7 @@ def _load_tile(
     """Load keys and values [N, D] at `positions` of a row; 0 where they are masked."""
     keys, values, by_page, by_offset, by_head = pages
     page = tl.load(ids + positions // PAGE, mask=mask, other=0).to(tl.int64)
-    places = page * by_page + (positions % PAGE) * by_offset + head * by_head
+    places = page * by_page + (positions % PAGE) * by_offset + head.to(tl.int64) * by_head
     places = places[:, None] + tl.arange(0, SIZE)[None, :]
     key = tl.load(keys + places, mask=mask[:, None], other=0.0)
     return key, tl.load(values + places, mask=mask[:, None], other=0.0)

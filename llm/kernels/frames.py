@@ -137,7 +137,8 @@ def _attend_kernel(
 
 def warps_for(position: int, size: int) -> int:
     """Return the warps of a program, whose registers hold the keys and values of a head."""
-    return max(1, triton.next_power_of_2(max(position, 1)) * size // WARP_NUMBERS)
+    keys = triton.next_power_of_2(max(position, 1)) * triton.next_power_of_2(size)
+    return max(1, keys // WARP_NUMBERS)
 
 
 def attend_frame(

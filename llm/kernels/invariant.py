@@ -39,9 +39,10 @@ def multiply_rows(
     row_scales: Tensor | None = None,
     out_scales: Tensor | None = None,
 ) -> None:
-    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], all contiguous and of one number format.
+    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], all contiguous. Operands have one number
+    format, and `out` may have a wider one.
 
-    Float8 operands have scales [T] and [N], and `out` another format.
+    Float8 operands have scales [T] and [N].
     """
     num_rows, num_in = x.shape
     num_out = len(weight)

@@ -166,7 +166,7 @@ def _factors(values: Tensor) -> Tensor | None:
     for multiple in (*range(1, MOST), -MOST):
         tried = (greatest / multiple).half().float()
         own = (values / tried).round_()
-        is_exact = (own * tried == values).all(3, keepdim=True)
+        is_exact = ((own * tried == values) & (own < MOST)).all(3, keepdim=True)
         common = torch.where(is_open & is_exact, tried, common)
         is_open &= ~is_exact
         if not is_open.any():

@@ -133,7 +133,8 @@ class Scratch:
             sums=empty(room, torch.float32),
             largest=empty(1, torch.float32),
             arrived=torch.zeros(divided, dtype=torch.int32, device=device),
-            states=empty(len(State), torch.int64),
+            # Nothing is left for a row whose first launch is only compiled, see `compile_together`.
+            states=torch.zeros(divided, len(State), dtype=torch.int64, device=device),
             bins=torch.zeros(divided, 2 * NUM_BINS, dtype=torch.int64, device=device),
             mass=empty(room, torch.int64),
             base=empty(room, torch.int64),

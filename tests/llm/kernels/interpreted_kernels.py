@@ -13,6 +13,7 @@ from llm.kernels.invariant import multiply_rows
 from llm.kernels.rounding import quantize_rows
 from llm.sampling.device import kernels
 from llm.sampling.device.parts import CUT_END, WORDS, SamplingInputs
+from llm.sampling.device.sampler import DeviceSampler
 from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 from tests.llm.sampling.device_rows import CPU
@@ -77,6 +78,29 @@ def test_wrong_guesses(guess: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cut is on either side of the deficits that are searched first, or these are too many."""
     monkeypatch.setattr(kernels, "guess", guess)
     compare_late_cuts(CPU, 256, vocab=1000, seeds=1)
+
+
+class OnlyCompiled:
+    """In place of a kernel that `compile_together` does not launch."""
+
+    def __getitem__(self, grid: object) -> object:
+        return lambda *_, **__: None
+
+
+def test_launches_behind_one_that_is_only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are loaded already; nothing is left to do for them."""
+    sampler = DeviceSampler(1000, CPU, 2, max_window=64)
+    buffers = sampler.create_buffers()
+    torch.use_deterministic_algorithms(True)  # fills new memory
+    try:
+        scratch = kernels.Scratch(1000, CPU, 2, 256)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(kernels, "_tops", OnlyCompiled())
+    logits, history = torch.zeros(2, 1000), sampler._history
+    kernels.sample_with_kernels(logits, buffers.records, buffers.masks, history, scratch)
+    written = (buffers.records, scratch.workspace.bins, scratch.workspace.arrived)
+    assert not any(part.any() for part in (*written, scratch.workspace.states))
 
 
 @pytest.mark.parametrize("tile", [256, None])

@@ -211,7 +211,7 @@ def test_rows_of_many_inputs() -> None:
 
 
 def test_a_processor_has_programs_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two products in a row share one, two programs of one product never do; sizes of Llama 3B."""
+    """Two products in turn share a processor, two programs of one never do; sizes of Llama 3B."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(packed, "_processors", lambda device: 132)
 

@@ -111,3 +111,16 @@ def test_scales_that_are_no_products_stay_wide() -> None:
     other = Words.pack(numbers, scales, None, 8)
     assert other.scales.dtype is torch.float32
     assert torch.equal(other.expand()[:40], expected[:40])
+
+
+def test_a_factor_has_eight_bits() -> None:
+    """A group's scale may be 127 times a factor, or -128 times, never 128 times."""
+    scales = torch.tensor([[128.0, -128.0, 3.0, 1.0]]).repeat(16, 1) * 1024  # too wide for float16
+    numbers = torch.full((16, 64), 129, dtype=torch.uint8)
+    words = Words.pack(numbers, scales, None, 8)
+    assert not words.has_factors
+    assert torch.equal(words.expand(), scales.repeat_interleave(16, 1))
+    scales[:, 0] = 127 * 1024
+    words = Words.pack(numbers, scales, None, 8)
+    assert words.has_factors
+    assert torch.equal(words.expand(), scales.repeat_interleave(16, 1))

@@ -28,7 +28,7 @@ from llm.kernels.blocks import Blocks, Tiles
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.experts import choose_experts, sort_pairs
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
-from llm.kernels.frames import attend_frame
+from llm.kernels.frames import attend_frame, warps_for
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import FLOAT8, ScaledProduct, quantize_rows
@@ -714,6 +714,14 @@ def test_attention_within_a_frame(
         torch.testing.assert_close(found, expected.reshape(rows, -1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cache[0], torch.stack(keys, dim=1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cache[1], torch.stack(values, dim=1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [64, 96, 128])
+def test_warps_of_a_frame(size: int) -> None:
+    """Triton takes powers of two."""
+    warps = [warps_for(position, size) for position in (0, 1, 31, 32, 40, 64)]
+    assert all(count.bit_count() == 1 for count in warps)
+    assert warps == sorted(warps)
 
 
 @pytest.fixture
