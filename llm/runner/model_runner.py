@@ -30,7 +30,6 @@ from llm.batch import (
     ModelInputs,
     ModelOutputs,
     ReturnHiddenStates,
-    RowPages,
     ScheduledBatch,
     ScheduledRow,
     frame_rows,
@@ -547,24 +546,37 @@ def batch_of_rows(
     `num_ids`: ids of a token, 1 or the K of a frame.
     """
     tokens = [token for row in rows for token in row.token_ids]
-    query_lens = tuple([len(row.token_ids) for row in rows])
-    tables, context_lens = tuple([r.pages for r in rows]), tuple([r.context_len for r in rows])
-    pages = RowPages.of(page_size, tables, context_lens)
     numbers = np.empty((num_ids + 2, len(tokens)), dtype=np.int64)
     numbers[:-2] = tokens if num_ids == 1 else frame_rows(tokens, num_ids).T
-    numbers[-2:] = pages.places(query_lens, are_single=len(tokens) == len(rows))
+    _write_places(rows, page_size, numbers[-2], numbers[-1])
     *ids, positions, slot_mapping = to_device(torch.from_numpy(numbers), device)
     vectors = None if num_ids == 1 else vectors_of(tokens)
     return ForwardBatch(
         mode=mode,
         request_ids=tuple(row.request_id for row in rows),
-        query_lens=query_lens,
-        context_lens=context_lens,
-        pages=tables,
+        query_lens=tuple(len(row.token_ids) for row in rows),
+        context_lens=tuple(row.context_len for row in rows),
+        pages=tuple(row.pages for row in rows),
         page_size=page_size,
         input_ids=ids[0] if num_ids == 1 else torch.stack(ids, dim=1),
         positions=positions,
         slot_mapping=slot_mapping,
-        row_pages=pages,
         vectors=None if vectors is None else to_device(torch.tensor(vectors), device),
     )
+
+
+def _write_places(
+    rows: Sequence[ScheduledRow], size: int, positions: np.ndarray, slots: np.ndarray
+) -> None:
+    """Write the position and the slot of each token, int64 [T]."""
+    first = 0
+    for row in rows:
+        start, pages, end = row.start, row.pages, first + len(row.token_ids)
+        if end - first == 1:
+            positions[first] = start
+            slots[first] = pages[start // size] * size + start % size
+        else:
+            each = np.arange(start, start + end - first)
+            positions[first:end] = each
+            slots[first:end] = np.asarray(pages)[each // size] * size + each % size
+        first = end
