@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def machine_code(source: str, name: str, macros: Mapping[str, int], architecture
     key = DIGEST(repr((source, name, options, compiler)).encode()).hexdigest()
     kept, file = get_cache_manager(key), f"{Path(name).stem}.cubin"
     path = kept.get_file(file)
-    stored = b"" if path is None else Path(path).read_bytes()
+    stored = b""
+    if path is not None:
+        with suppress(FileNotFoundError):  # the folder was deleted since
+            stored = Path(path).read_bytes()
     code = stored[DIGEST_BYTES:]
     if not code or DIGEST(code).digest() != stored[:DIGEST_BYTES]:
         code = compiled(source, name, macros, architecture)
