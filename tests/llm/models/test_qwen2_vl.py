@@ -208,7 +208,7 @@ def test_greedy_tokens_in_a_batch(written: Written, expected: list[list[int]], k
 
 def test_logits_of_ranks_are_those_of_one(written: Written, tmp_path: Path) -> None:
     expected = run(written.folder)
-    for logits in on_ranks(2, tmp_path, lambda group: run(written.folder, group)):
+    for logits in on_ranks(2, lambda group: run(written.folder, group)):
         for own, one in zip(logits, expected, strict=True):
             assert float((own - one).abs().max()) < 1e-4
 

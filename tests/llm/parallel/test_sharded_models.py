@@ -100,7 +100,7 @@ def run(folder: Path, group: Group | None = None, ep_size: int = 1) -> tuple[Ten
 def test_logits_of_ranks_are_those_of_one(tmp_path: Path, name: str, num_ranks: int) -> None:
     folder = write_random(tmp_path, CONFIGS[name])
     expected = run(folder)
-    for logits in on_ranks(num_ranks, tmp_path, lambda group: run(folder, group)):
+    for logits in on_ranks(num_ranks, lambda group: run(folder, group)):
         for own, reference in zip(logits, expected, strict=True):
             assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
             assert own.shape == reference.shape
@@ -113,7 +113,7 @@ def test_ranks_with_whole_experts(tmp_path: Path, num_ranks: int, is_int8: bool)
     if is_int8:
         folder = quantize_checkpoint(folder, tmp_path / "int8")
     expected = run(folder)
-    for logits in on_ranks(num_ranks, tmp_path, lambda group: run(folder, group, num_ranks)):
+    for logits in on_ranks(num_ranks, lambda group: run(folder, group, num_ranks)):
         for own, reference in zip(logits, expected, strict=True):
             assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
             assert own.shape == reference.shape
@@ -123,7 +123,7 @@ def test_an_int8_checkpoint_is_split_with_its_scales(tmp_path: Path) -> None:
     source = write_random(tmp_path / "float", CONFIGS["llama"])
     folder = quantize_checkpoint(source, tmp_path / "int8")
     expected, _ = run(folder)
-    for logits, _ in on_ranks(2, tmp_path, lambda group: run(folder, group)):
+    for logits, _ in on_ranks(2, lambda group: run(folder, group)):
         assert torch.allclose(logits, expected, rtol=0, atol=MAX_DIFFERENCE)
 
 
@@ -133,7 +133,7 @@ def test_a_float8_checkpoint_is_split_with_its_scales(tmp_path: Path) -> None:
     folder = float8_checkpoint(source, tmp_path / "float8", "channel")
     expected, _ = run(folder)
     exact, _ = run(source)
-    found = [logits for logits, _ in on_ranks(2, tmp_path, lambda group: run(folder, group))]
+    found = [logits for logits, _ in on_ranks(2, lambda group: run(folder, group))]
     assert torch.equal(found[0], found[1])
     error = (found[0] - exact).norm()
     assert error < 1.3 * (expected - exact).norm()
@@ -146,7 +146,7 @@ def test_a_packed_checkpoint_is_split_between_groups(tmp_path: Path, kind: str) 
     expected = run(packed)
     assert torch.equal(expected[0], run(plain)[0])
     for num_ranks in (2, 4):
-        for logits in on_ranks(num_ranks, tmp_path, lambda group: run(packed, group)):
+        for logits in on_ranks(num_ranks, lambda group: run(packed, group)):
             for own, reference in zip(logits, expected, strict=True):
                 assert torch.allclose(own, reference, rtol=0, atol=MAX_DIFFERENCE)
 
@@ -163,7 +163,7 @@ def test_hidden_states_of_an_embedding_model(tmp_path: Path) -> None:
         assert hidden is not None
         return hidden
 
-    for found in on_ranks(2, tmp_path, states):
+    for found in on_ranks(2, states):
         assert torch.allclose(found, states(), rtol=0, atol=MAX_DIFFERENCE)
 
 
@@ -187,7 +187,7 @@ def test_a_row_on_four_ranks_does_not_depend_on_its_batch(
         alone = runner.forward(runner.prepare(batch(own))).logits
         return alone[0], runner.forward(runner.prepare(batch(*others, own))).logits[2]
 
-    for alone, together in on_ranks(4, tmp_path, logits):
+    for alone, together in on_ranks(4, logits):
         assert torch.equal(alone, together)
 
 
@@ -209,7 +209,7 @@ def test_a_replay_on_ranks_is_their_eager_forward(tmp_path: Path) -> None:
         stats = other.graph_runner.stats()
         return stats.replays, stats.eager_decodes
 
-    assert on_ranks(2, tmp_path, replayed) == [(3, 0)] * 2
+    assert on_ranks(2, replayed) == [(3, 0)] * 2
 
 
 def test_ranks_overlap_their_steps(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_ranks_overlap_their_steps(tmp_path: Path) -> None:
         assert outputs[0] == {}
         return [output["a"] for output in outputs[1:]]
 
-    assert on_ranks(2, tmp_path, sampled) == [sampled()] * 2
+    assert on_ranks(2, sampled) == [sampled()] * 2
 
 
 class CountedWeights(SafetensorsWeights):
@@ -252,7 +252,7 @@ def test_a_rank_reads_its_part_of_each_matrix(
         return opened[-1]
 
     monkeypatch.setattr(model_runner, "open_weights", counted)
-    on_ranks(4, tmp_path, lambda group: run(folder, group)[0])
+    on_ranks(4, lambda group: run(folder, group)[0])
     sizes = [info.num_values for info in opened[0].info().values() if len(info.shape) == 2]
     norms = [info.num_values for info in opened[0].info().values() if len(info.shape) == 1]
     assert [weights.num_read for weights in opened] == [sum(sizes) // 4 + sum(norms)] * 4
@@ -271,7 +271,7 @@ def test_a_rank_reads_its_part_of_the_experts(
         return opened[-1]
 
     monkeypatch.setattr(model_runner, "open_weights", counted)
-    on_ranks(4, tmp_path, lambda group: run(folder, group, ep_size)[0])
+    on_ranks(4, lambda group: run(folder, group, ep_size)[0])
     infos = opened[0].info()
     whole = {
         n for n, info in infos.items() if n.endswith("mlp.gate.weight") or len(info.shape) == 1
@@ -367,7 +367,7 @@ def test_all_ranks_take_part_in_idle_forwards(tmp_path: Path) -> None:
         assert set(sums) == {(1, 48)}
         return plain, runner.forward(runner.prepare(following)).logits, len(sums)
 
-    for plain, after, num_sums in on_ranks(2, tmp_path, logits):
+    for plain, after, num_sums in on_ranks(2, logits):
         assert torch.equal(plain, after)
         assert num_sums == 1 + 2 * 3  # the embedding, attention and experts of three layers
 
