@@ -4,10 +4,14 @@
                 large copy on the same device that reading the model takes
     batch       the same for 256 sequences of one length
     throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
+    steps       the same requests again: duration of a step by its number of rows and of steps with
+                prompts, and the kernels of full decode steps (under the profiler)
     gaps        idle time of the device between two decode steps, with one row and with a full batch
     cancel      time until the pages of a cancelled request are free
     memory      memory of the process without weights and KV pages
     prefill     peak memory of the largest prefill as a share of the plan
+    starts      seconds until an engine is made in a new process, without compiled kernels on disk
+                and with them
     peers       transformers and, where it is installed, vLLM on the same shapes; on a CPU in
                 float32, compared with this engine
 
@@ -18,15 +22,19 @@ count.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +42,7 @@ import torch
 
 from benchmarks import peers, trace
 from benchmarks.engine_load import (
+    Job,
     Load,
     Run,
     decode_jobs,
@@ -47,17 +56,23 @@ from benchmarks.packed_shapes import GPU_BITS, KINDS
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
-from llm import Engine, set_product_threads
+from llm import Engine, EngineStats, set_product_threads
+from llm.batch import ForwardMode
 from llm.runner.model_runner import ModelRunner
 from tests.llm.runner.largest_prefill import largest_prefill
 from tts.config.flags import add_config_flags
 from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
 
-PARTS = ("decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill", "peers")
+PARTS = (
+    *("decode", "batch", "throughput", "steps", "gaps", "cancel", "memory", "prefill"),
+    *("starts", "peers"),
+)
+MADE = "engine made"
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
-DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0}  # tokens per second, on one H200
-THROUGHPUT_BARS = {"qwen3-0.6b": 18_000.0, "llama-1b": 30_000.0}
+DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0, "llama-3b Q4_0": 1000.0}
+"""Tokens per second, on one H200; the others, too."""
+THROUGHPUT_BARS = {"qwen3-0.6b": 26_000.0, "llama-1b": 30_000.0}
 GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
@@ -68,6 +83,10 @@ COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 WARM_UP_TOKENS = 32
 UNTRACED_S = 0.1
 PROFILED_LENGTH = 1024  # maximum length of sequences in a trace
+WATCH_S = 0.02  # between two snapshots of the counters of steps
+NUM_BANDS = 8  # of the number of rows of a step
+NUM_KERNELS = 8  # that are named, those with most time
+WITH_PROMPTS = (ForwardMode.EXTEND, ForwardMode.MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +211,7 @@ def _weight_bytes(runner: ModelRunner, shape: Shape, rows: int) -> int:
 def throughput(subject: Subject) -> Iterator[Figure]:
     """Measure all requests at once, after a few short ones for warm-up."""
     sizes, name = subject.sizes, subject.shape.name
-    run(subject.engine, throughput_jobs(4, subject.vocab_size, (4, 8)))
-    jobs = throughput_jobs(sizes.requests, subject.vocab_size, sizes.lengths)
+    jobs = _warm_jobs(subject)
     done = run(subject.engine, jobs, sizes.limit_s)
     yield Figure(
         f"{name}: {sizes.requests} requests",
@@ -205,12 +223,132 @@ def throughput(subject: Subject) -> Iterator[Figure]:
     )
 
 
+def _warm_jobs(subject: Subject) -> list[Job]:
+    """Run a few short requests; return those of the throughput test."""
+    run(subject.engine, throughput_jobs(4, subject.vocab_size, (4, 8)))
+    return throughput_jobs(subject.sizes.requests, subject.vocab_size, subject.sizes.lengths)
+
+
 def _how_much(done: Run, asked: int, sizes: Sizes) -> str:
     low, high = sizes.lengths
     lengths = f"{low} to {high} tokens in and out"
     if done.is_whole:
         return f"{lengths}; {done.num_tokens} tokens in {done.wall_s:.2f} s"
     return f"{lengths}; cut off after {done.wall_s:.1f} s: {done.num_tokens} of {asked} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches of some kinds between two snapshots; sizes are means."""
+
+    count: int  # of those that have ended
+    seconds: float
+    rows: float
+    tokens: float
+    context: float  # tokens in the KV cache
+
+    @classmethod
+    def between(cls, then: EngineStats, now: EngineStats, *modes: ForwardMode) -> Batches:
+        """Compute the differences."""
+        past, current = (
+            [kind for kind in stats.batches if kind.mode in modes] for stats in (then, now)
+        )
+
+        def grown(name: str) -> tuple[int, float]:
+            old, new = ([getattr(kind, name) for kind in kinds] for kinds in (past, current))
+            counts = (sum(one.count for one in found) for found in (new, old))
+            totals = (sum(one.total for one in found) for found in (new, old))
+            return sub(*counts), sub(*totals)
+
+        count, seconds = grown("execute_s")
+        sizes = (grown(name) for name in ("rows", "input_tokens", "context_tokens"))
+        return cls(count, seconds, *(total / max(planned, 1) for planned, total in sizes))
+
+
+def steps(subject: Subject) -> Iterator[Figure]:
+    """Measure the steps of the throughput test, then the kernels of a step with all its rows."""
+    sizes, name = subject.sizes, subject.shape.name
+    seen = _watched(subject)
+    prompts = Batches.between(seen[0], seen[-1], *WITH_PROMPTS)
+    yield Figure(
+        f"{name}: step with prompts",
+        (1000 * prompts.seconds / max(prompts.count, 1),),
+        "ms",
+        note=f"{prompts.count} steps of {prompts.tokens:.0f} tokens, "
+        f"{1000 * prompts.seconds:.0f} ms in all; means",
+    )
+    width = max(sizes.requests // NUM_BANDS, 1)
+    bands = defaultdict[int, list[Batches]](list)
+    for then, now in pairwise(seen):
+        found = Batches.between(then, now, ForwardMode.DECODE)
+        if found.count and found.rows:
+            bands[(math.ceil(found.rows) - 1) // width].append(found)
+    for band, parts in sorted(bands.items(), reverse=True):
+        count = sum(part.count for part in parts)
+        yield Figure(
+            f"{name}: step, {width * band + 1} to {width * (band + 1)} rows",
+            (1000 * sum(part.seconds for part in parts) / count,),
+            "ms",
+            note=f"{count} steps, mean",
+        )
+    yield from _kernels(subject)
+
+
+def _watched(subject: Subject) -> list[EngineStats]:
+    """Run the throughput test; return snapshots from before it to its end or the time limit."""
+    engine, jobs = subject.engine, _warm_jobs(subject)
+    seen, deadline = [engine.stats()], time.monotonic() + subject.sizes.limit_s
+    load = Load(engine, jobs)
+    try:
+        while not load.wait(WATCH_S).is_whole and time.monotonic() < deadline:
+            seen.append(engine.stats())
+    finally:
+        load.stop()
+    return [*seen, engine.stats()]
+
+
+def _kernels(subject: Subject) -> Iterator[Figure]:
+    """Profile full decode steps behind prompts of a mean length; no figures on a CPU."""
+    sizes, runner = subject.sizes, pipeline_of(subject.engine).runner
+    found = _traced(subject, sizes.requests, sum(sizes.lengths) // 2)
+    kv_bytes = found.batches.context * subject.shape.kv_values * runner.kv_cache_dtype.itemsize
+    label = f"{subject.shape.name}, {sizes.requests} rows"
+    return kernel_figures(label, found.times.kernels, f"{kv_bytes / 1e9:.1f} GB of keys and values")
+
+
+def kernel_figures(label: str, kernels: Sequence[trace.KernelTime], reads: str) -> Iterator[Figure]:
+    """Iterate over all kernels of a step together, then those with most time."""
+    if kernels:
+        count, seconds = (sum(getattr(k, name) for k in kernels) for name in ("count", "us"))
+        note = f"{count:.0f} with {reads}, under the profiler"
+        yield Figure(f"{label}: kernels of a step", (seconds,), "us", note=note)
+    for kernel in kernels[:NUM_KERNELS]:
+        note = f"{kernel.count:.3g} of a step"
+        yield Figure(f"{label}: {kernel.name}", (kernel.us,), "us", note=note)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """Decoding under the profiler."""
+
+    times: trace.DeviceTimes
+    batches: Batches
+    untraced_us: float  # duration of a step before
+
+
+def _traced(subject: Subject, rows: int, prompt_len: int, path: Path | None = None) -> Traced:
+    """Profile the decoding of so many rows; `path`: where the trace is kept."""
+    engine = subject.engine
+    length = min(PROFILED_LENGTH, pipeline_of(engine).max_seq_len - prompt_len)
+    load = Load(engine, decode_jobs(rows, subject.vocab_size, prompt_len, length))
+    try:
+        load.wait_until(lambda: engine.stats().decoding == rows)
+        untraced_us, before = load.step_us(UNTRACED_S), engine.stats()
+        times = trace.device_times(trace.record(engine, subject.sizes.trace_s, path))
+        batches = Batches.between(before, engine.stats(), ForwardMode.DECODE)
+    finally:
+        load.stop()
+    return Traced(times, batches, untraced_us)
 
 
 def gaps(subject: Subject) -> Iterator[Figure]:
@@ -220,18 +358,11 @@ def gaps(subject: Subject) -> Iterator[Figure]:
 
 
 def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
-    engine, sizes = subject.engine, subject.sizes
-    length = min(PROFILED_LENGTH, pipeline_of(engine).max_seq_len - sizes.prompt_len)
-    load = Load(engine, decode_jobs(rows, subject.vocab_size, sizes.prompt_len, length))
     path = None
     if subject.trace_folder is not None:
         path = subject.trace_folder / f"{subject.shape.name}-{rows}.json"
-    try:
-        load.wait_until(lambda: engine.stats().decoding == rows)
-        untraced = load.step_us(UNTRACED_S)
-        found = trace.device_times(trace.record(engine, sizes.trace_s, path))
-    finally:
-        load.stop()
+    traced = _traced(subject, rows, subject.sizes.prompt_len, path)
+    found = traced.times
     name, is_full = f"{subject.shape.name}, {rows} rows", rows in BUSY_BARS and subject.has_bars
     yield Figure(
         f"{name}: gap between steps",
@@ -239,7 +370,7 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
         "us",
         GAP_BAR_US if is_full else None,
         note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; a step takes "
-        f"{found.step:.0f} us under the profiler, {untraced:.0f} without",
+        f"{found.step:.0f} us under the profiler, {traced.untraced_us:.0f} without",
     )
     yield Figure(
         f"{name}: device busy",
@@ -286,13 +417,17 @@ def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
     """Measure the additional device memory, without weights and KV pages."""
     plan = pipeline_of(subject.engine).memory_plan
     weights = subject.shape.num_weights * pipeline_of(subject.engine).runner.dtype.itemsize
-    held = used_bytes(subject.device) - before_bytes
+    held, own = used_bytes(subject.device) - before_bytes, weights + plan.kv_bytes
+    note = f"weights {weights / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB"
+    if subject.device.type == "cuda":
+        allocated = torch.cuda.memory_allocated(subject.device) - own
+        note += f"; tensors {allocated / 1e9:.2f} GB of it"
     yield Figure(
         f"{subject.shape.name}: memory besides weights and KV",
-        ((held - weights - plan.kv_bytes) / 1e9,),
+        ((held - own) / 1e9,),
         "GB",
         MEMORY_BAR_GB if subject.has_bars else None,
-        note=f"weights {weights / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB",
+        note=note,
     )
 
 
@@ -343,6 +478,21 @@ def compare(
     return peers.compare(shape, device, ways, values)
 
 
+def starts(argv: Sequence[str]) -> Iterator[Figure]:
+    """Run a command line in two new processes, the first without compiled kernels on disk.
+
+    Raises `ValueError` when a process prints no figures.
+    """
+    command = [sys.executable, "-m", "benchmarks.core", *argv, "--part", "memory"]
+    with tempfile.TemporaryDirectory() as folder:
+        for kernels in ("no kernels on disk", "kernels on disk"):
+            environ = {**os.environ, "TRITON_CACHE_DIR": folder}
+            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
+            for found in json.loads(done.stdout)["figures"]:
+                if found["name"].endswith(MADE):
+                    yield Figure(f"{found['name']}, {kernels}", tuple(found["values"]), "s")
+
+
 def measure(
     shape: Shape, parts: Sequence[str], sizes: Sizes, values: dict[str, Any], profile: Path | None
 ) -> Iterator[Figure]:
@@ -353,6 +503,7 @@ def measure(
         "decode": decode,
         "batch": batch,
         "throughput": throughput,
+        "steps": steps,
         "gaps": gaps,
         "cancel": cancel,
         "memory": lambda subject: memory(subject, before_bytes),
@@ -366,7 +517,7 @@ def measure(
             tempfile.TemporaryDirectory() as folder,
             running(shape, Path(folder), values) as engine,
         ):
-            yield Figure(f"{shape.name}: engine made", (time.perf_counter() - started,), "s")
+            yield Figure(f"{shape.name}: {MADE}", (time.perf_counter() - started,), "s")
             subject = Subject(shape, device, engine, speed, sizes, profile)
             for part in wanted:
                 yield from part(subject)
@@ -380,7 +531,8 @@ def parser() -> argparse.ArgumentParser:
     options = arguments("Decode speed of the core.", repeat=sizes.repeat, has_model=False)
     options.add_argument("--model", type=Path, help="checkpoint folder, in place of the shapes")
     options.add_argument("--shape", nargs="+", choices=SHAPES, default=list(DEFAULT_SHAPES))
-    options.add_argument("--packed", choices=KINDS, help="four-bit checkpoints of Llama shapes")
+    packed = "four-bit checkpoints of Llama shapes"
+    options.add_argument("--packed", nargs="+", choices=KINDS, help=packed)
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on the CPU")
@@ -399,8 +551,14 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def encoding_of(kind: str) -> dict[str, Any]:
+    """Return the configuration of a packed format."""
+    return {"model": {"quantization_encoding": kind.lower()}}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(given)
     torch.set_num_threads(args.threads)
     set_product_threads(args.threads)
     crowds = Sizes().crowds if torch.device(args.device).type == "cuda" else ()
@@ -420,16 +578,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"model": {"device_specs": [args.device]}}, flag_values(args, AudioGenerationConfig)
     )
     shapes = [Shape.read(args.model)] if args.model else [SHAPES[name] for name in args.shape]
+    subjects = [(shape, values) for shape in shapes]
     if args.packed:
-        shapes = [shape.in_format(args.packed) for shape in shapes]
-        encoding = {"model": {"quantization_encoding": args.packed.lower()}}
-        values = AudioGenerationConfig.merged(encoding, values)
+        subjects = [
+            (shape.in_format(kind), AudioGenerationConfig.merged(encoding_of(kind), values))
+            for shape in shapes
+            for kind in args.packed
+        ]
     measured = (
         figure
-        for shape in shapes
-        for figure in measure(shape, args.part, sizes, values, args.profile)
+        for shape, own in subjects
+        for figure in measure(shape, args.part, sizes, own, args.profile)
     )
-    return publish(Report("core", tuple(until_interrupted(measured))))
+    first = starts(given) if "starts" in args.part else ()
+    figures = until_interrupted(chain(first, measured))
+    return publish(Report("core", tuple(figures)))
 
 
 if __name__ == "__main__":

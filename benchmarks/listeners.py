@@ -57,6 +57,11 @@ class StreamResult:
     prompt_tokens: int
     output_tokens: int
     error: str = ""
+    # timings of the response: from submission to the first step, from there to the first token, and
+    # from the server's first work on the text to the first audio
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    server_s: float = 0.0
 
 
 def lengths(plan: Plan, random: Random) -> int:
@@ -124,7 +129,8 @@ class OpenLoopClients:
         self._calls += 1
         stub = self._stubs[self._calls % CHANNELS]
         leaves = Random(asked.config.sampling.seed).random() < plan.leaving
-        playback, usage, error = Playback(1), common_pb2.Usage(), ""
+        playback, error, usage = Playback(1), "", common_pb2.Usage()
+        timings = common_pb2.Timings()
         call = stub.SynthesizeStream(asked, timeout=plan.high_s + PATIENCE_S)
         try:
             async for event in call:
@@ -137,7 +143,7 @@ class OpenLoopClients:
                             call.cancel()
                             break
                     case "done":
-                        usage = event.done.usage
+                        usage, timings = event.done.usage, event.done.timings
         except grpc.aio.AioRpcError as failure:
             error = f"{failure.code().name}: {failure.details()}"
         first_s = playback.first_s or time.monotonic()
@@ -152,6 +158,9 @@ class OpenLoopClients:
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.output_tokens,
             error=error,
+            queue_s=timings.queue.ToNanoseconds() / 1e9,
+            prefill_s=timings.prefill.ToNanoseconds() / 1e9,
+            server_s=timings.time_to_first_audio.ToNanoseconds() / 1e9,
         )
 
 

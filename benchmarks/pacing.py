@@ -1,8 +1,8 @@
 """Streams on a simulated device: rows of a step, windows of a decoder call, late audio.
 
-The scheduler, the decode loop and the streams are those of a server (tests.tts.engine.
-simulated_device), so that many streams can be scheduled on any machine. `--shape` selects the
-model, `--streams` how many play at once.
+The scheduler, the decode loop and the streams are those of a server with `--pace-streams`
+(tests.tts.engine.simulated_device), so that many streams can be scheduled on any machine. `--shape`
+selects the model, `--streams` how many play at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(shape: str, streams: Sequence[int], seconds: float, warm_up_s: float
     figures = []
     for count in streams:
         work = Simulation(SHAPES[shape]).run(count, seconds=seconds, warm_up_s=warm_up_s)
-        found, name = asyncio.run(work), f"{shape}, {count} streams"
+        found, name = asyncio.run(work), f"{shape}, {count} simulated streams"
         firsts = "/".join(f"{percentile_ms(found.first_s, p):.0f}" for p in (50, 95, 99))
         late_ms = 1000 * max(found.late_s)
         figures += [

@@ -40,16 +40,22 @@ QWEN = (
     "--shape qwen --part alone rate streams --alone 15 --start 256 --most 512 --closeness 0.2 "
     f"{SERVED} --chunk-size 16,16,32,64"
 )
+PACED = f"{SERVED} --pace-streams"
 STATEFUL = """--audio-decoder-config '{"stateful": true}'"""
+SIXTY_FOUR = """--audio-decoder-config '{"stateful": true, "max_batch": 64}'"""
 EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
+FLOAT8 = "--model.quantization-encoding float8_e4m3fn"
+STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
 KINDS: dict[str, dict[str, str]] = {
     "gpu": {
         "batch_invariance": "batch_invariance --requests 64 --tokens 48 "
         f"{OVERLAP} --max-batch-size 64",
         "decode_interference": "decode_interference --rows 64 --repeat 1 "
         f"{QUICK} --max-batch-size 64 --max-length 4096",
-        "core": "core --shape llasa-1b --part decode gaps cancel memory prefill --tokens 256 "
+        "core": "core --shape llasa-1b --part decode gaps cancel prefill --tokens 256 "
         f"--trace-s 0.5 {OVERLAP} --max-batch-size 256 --max-length 2048",
+        "core_memory": "core --shape llasa-1b --part memory "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "core_256": "core --shape llama-1b qwen3-0.6b --part throughput --limit-s 12 "
         f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "core_decode": "core --shape llasa-1b orpheus-3b qwen3-0.6b --part decode --tokens 256 "
@@ -58,20 +64,37 @@ KINDS: dict[str, dict[str, str]] = {
         f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "peers": "core --shape llasa-1b --part decode throughput peers --tokens 128 --repeat 2 "
         f"--crowds 64 256 {OVERLAP} --max-batch-size 256 --max-length 2304",
-        "packed_3b": "core --shape llama-3b --packed Q4_0 --part decode throughput --limit-s 20 "
-        f"--repeat 3 {OVERLAP} --max-batch-size 256 --max-length 2304",
+        "steps_06b": "core --shape qwen3-0.6b --part throughput steps gaps --limit-s 12 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2304",
+        "packed_3b": "core --shape llama-3b --packed Q4_0 GPTQ Q4_K --part decode --tokens 256 "
+        f"--repeat 3 {OVERLAP} --max-batch-size 2 --max-length 1024",
+        "packed_3b_256": "core --shape llama-3b --packed Q4_0 --part throughput --limit-s 40 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2304",
+        "float8_pages": f"core --shape llama-3b llasa-1b {FLOAT8} "
+        "--model.kv-cache.kv-cache-format float8_e4m3fn --part decode throughput --limit-s 16 "
+        f"--repeat 2 {OVERLAP} --max-batch-size 256 --max-length 2304",
+        "starts_float8": f"core --shape llama-3b {FLOAT8} {STARTS}",
+        "starts_packed": f"core --shape llama-3b --packed Q4_0 {STARTS}",
         "frames": f"frames {QUICK}",
         "prompts": f"prompts --shape llasa-1b --repeat 4 {QUICK}",
         "sampling": "sampling",
+        "codec_calls_qwen": "codec_calls --codec qwen3_tts --codec qwen3_tts_stateful",
         "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
         f"--closeness 0.25 {SERVED} {EARLY}",
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
         "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 320 "
         f"--closeness 0.2 {SERVED} {EARLY}",
+        "serve_a_paced": "serve --shape a --part alone streams --alone 15 --start 900 --most 900 "
+        f"--closeness 0.25 {PACED} {EARLY}",
+        "serve_b_paced": "serve --shape b --part alone streams --alone 15 --start 340 --most 420 "
+        f"--closeness 0.2 {PACED} {EARLY}",
         "serve_csm": f"serve --shape csm --part alone streams --alone 15 --start 256 --most 400 "
         f"--closeness 0.2 {SERVED}",
         "serve_qwen": f"serve {QWEN}",
         "serve_qwen_stateful": f"serve {QWEN} {STATEFUL}",
+        "serve_qwen_paced": "serve --shape qwen --part alone rate streams --alone 15 --start 400 "
+        f"--most 400 --closeness 0.3 {PACED} --max-batch-size 400 "
+        f"--chunk-size 16,16,32,64,128 {SIXTY_FOUR}",
         "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
@@ -82,8 +105,8 @@ KINDS: dict[str, dict[str, str]] = {
         for name, arguments in {
             "experts_one": "--shape qwen3-30b-a3b",
             "experts_two": "--shape qwen3-30b-a3b --model.device-specs cuda:0,cuda:1 --ep-size 2",
-            "float8_1b": "--shape llasa-1b --model.quantization-encoding float8_e4m3fn",
-            "float8_3b": "--shape llama-3b --model.quantization-encoding float8_e4m3fn",
+            "float8_1b": f"--shape llasa-1b {FLOAT8}",
+            "float8_3b": f"--shape llama-3b {FLOAT8}",
             "tensor_parallel_3b_one": "--shape llama-3b",
             "tensor_parallel_3b_two": "--shape llama-3b --model.device-specs cuda:0,cuda:1",
             "tensor_parallel_8b_one": "--shape llama-8b",
@@ -99,6 +122,8 @@ KINDS: dict[str, dict[str, str]] = {
         "cpu_idle": "idle",
         "cpu_ipc_latency": "ipc_latency --repeat 200",
         "cpu_memory": "memory",
+        "pacing_b": "pacing --shape b --streams 240 280 340",
+        "pacing_qwen": "pacing --shape qwen --streams 192 256 350",
         "cpu_scheduler": "scheduler",
         "cpu_speed": "speed",
         "cpu_streams": "streams",
@@ -185,11 +210,15 @@ def page(folder: Path) -> str:
     return "\n\n".join((TITLE, *sections(folder).values())) + "\n"
 
 
+def sections_of(text: str) -> dict[str, str]:
+    """Return the sections of a page by title."""
+    _, *found = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return {own.partition("\n")[0].removeprefix("## "): own.strip() for own in found}
+
+
 def merged(text: str, found: Mapping[str, str]) -> str:
     """Return a page with these sections in place of its own, new ones at the end."""
-    _, *old = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    kept = {own.partition("\n")[0].removeprefix("## "): own.strip() for own in old}
-    return "\n\n".join((TITLE, *{**kept, **found}.values())) + "\n"
+    return "\n\n".join((TITLE, *{**sections_of(text), **found}.values())) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

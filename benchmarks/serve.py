@@ -4,8 +4,9 @@ The server is `python -m tts.serve` in its own processes, the clients are others
 benchmarks.listeners), over gRPC on loopback. `--shape` selects a model (speech_shapes).
 
     gaps      idle time of the device between two steps, prompts or not, in a trace of some of
-              them (--profile) while the first step's clients play; the trace slows them down
-    alone     one client after the other: the first sound of an idle server
+              them while the first step's clients play; the trace slows them down
+    alone     one client after the other: the first sound of an idle server, and its parts by the
+              timings of the response
     rate      so many calls per second (--rate), whatever plays: their first sounds
     streams   the maximum that play at once, on average, with 99 of 100 first sounds within 200 ms,
               without stalls and errors: the number is doubled, then bisected
@@ -24,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from benchmarks.listeners import Plan, StreamResult
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import Samples, device_busy, free_port, scrape
 from benchmarks.speech_shapes import SPEAKERS, Speaker
+from llm.batch import ForwardMode
 from tests.speech_server import serving
 from tts.v1 import speech_pb2, speech_pb2_grpc
 
@@ -50,6 +52,14 @@ MANY = 4096  # maximum number of calls of the server: the engine is the limit
 ALONE_WARM_UP = 3
 TRACE_AFTER = 2000  # steps of a server: by then the number of streams is stable
 TRACE_TRIES = 3  # maximum number of runs of the first step to get a trace
+
+FIRST_PARTS: Mapping[str, Callable[[StreamResult], float]] = {
+    "the engine's queue": lambda one: one.queue_s,
+    "then to the first token": lambda one: one.prefill_s,
+    "text, other tokens, block": lambda one: one.server_s - one.queue_s - one.prefill_s,
+    "call and messages": lambda one: one.first_s - one.server_s,
+}
+"""Seconds of the parts of the way to a client's first message, which add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +238,9 @@ def alone(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
         f"{mean([one.prompt_tokens for one in results]):.0f} tokens of prompt, "
         f"{errors} errors, {sum(one.stalls for one in results)} stalls",
     )
+    for part, seconds in FIRST_PARTS.items():
+        values = tuple(1000 * seconds(one) for one in results)
+        yield Figure(f"{speaker.name}: first message, alone: {part}", values, "ms")
 
 
 def rate(stage: Stage, speaker: Speaker) -> Iterator[Figure]:
@@ -308,7 +321,8 @@ def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
         f"{label}: one batch of the model",
         tuple(1000 * samples.mean("sonant_batch_execute_seconds") for samples in counted),
         "ms",
-        note=f"{mean([s.mean('sonant_batch_rows') for s in counted]):.0f} rows, mean",
+        note=f"{mean([s.mean('sonant_batch_rows') for s in counted]):.0f} rows, mean"
+        f"{''.join(by_kind(counted[0]))}",
     )
     yield Figure(
         f"{label}: one call of the audio decoder",
@@ -328,6 +342,17 @@ def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
         yield Figure(f"{label}: device busy", tuple(busy), "%", note="by the driver")
 
 
+def by_kind(counted: Samples) -> Iterator[str]:
+    """Iterate over the means of each kind of batch."""
+    for mode in ForwardMode:
+        rows, took = (
+            counted.mean(f"sonant_batch_{name}", mode=mode.value)
+            for name in ("rows", "execute_seconds")
+        )
+        if rows:
+            yield f"; {mode.value} {1000 * took:.2g} ms with {rows:.0f}"
+
+
 def mean(values: Sequence[float]) -> float:
     """Return the mean; 0 of none."""
     return statistics.fmean(values) if values else 0.0
@@ -335,16 +360,22 @@ def mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def staged(
-    speaker: Speaker, setup: Setup, clients: int, flags: Sequence[str], profile: Path | None = None
+    speaker: Speaker,
+    setup: Setup,
+    clients: int,
+    flags: Sequence[str],
+    *,
+    has_trace: bool = False,
+    profile: Path | None = None,
 ) -> Iterator[Stage]:
-    """Start a server of a shape, with client processes; it writes a trace to `profile`."""
+    """Start a server of a shape, with client processes; `profile`: folder that keeps its trace."""
     port = free_port()
     own = ["--prometheus-metrics-mode", "launch_multiproc_server", "--metrics-port", str(port)]
     for limit in ("concurrent-requests", "queued-requests", "streams-per-client"):
         own += [f"--max-{limit}", str(MANY)]
     with tempfile.TemporaryDirectory() as folder:
         trace_file = (profile or Path(folder)) / f"serve-{speaker.name}.json"
-        if profile is not None:
+        if has_trace:
             trace_file.unlink(missing_ok=True)
             own += ["--profiling.gpu-profiling", "on", "--profiling.trace-file", str(trace_file)]
             own += ["--profiling.trace-after", str(TRACE_AFTER)]
@@ -368,7 +399,7 @@ def parser() -> argparse.ArgumentParser:
     options = arguments("A server under random arrivals.", repeat=own.seeds, has_model=False)
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(DEFAULT))
-    options.add_argument("--profile", type=Path, help="folder of the trace, which gaps needs")
+    options.add_argument("--profile", type=Path, help="folder in which the trace of gaps is kept")
     options.add_argument(
         "--replicas", type=int, default=1, help="engines, each on a GPU of its own"
     )
@@ -387,10 +418,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     split = given.index("--") if "--" in given else len(given)
-    options, flags = parser(), given[split + 1 :]
-    args = options.parse_args(given[:split])
-    if "gaps" in args.part and args.profile is None:
-        options.error("gaps needs --profile FOLDER")
+    args, flags = parser().parse_args(given[:split]), given[split + 1 :]
     setup = Setup(
         low_s=args.lengths[0],
         high_s=args.lengths[1],
@@ -411,7 +439,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = ["--model.device-specs", devices, *flags]
     parts = {"gaps": gaps, "alone": alone, "rate": rate, "streams": streams, "cancel": cancel}
     wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps
-    with staged(speaker, setup, args.clients, flags, args.profile) as stage:
+    tracing = {"has_trace": "gaps" in args.part, "profile": args.profile}
+    with staged(speaker, setup, args.clients, flags, **tracing) as stage:
         measured = (figure for part in wanted for figure in parts[part](stage, speaker))
         figures = list(until_interrupted(measured))
     return publish(Report("serve", tuple(figures)))

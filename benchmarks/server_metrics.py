@@ -30,14 +30,20 @@ class Samples:
         """Return a value, 0 when there is none."""
         return self.values.get((name, frozenset(labels.items())), 0.0)
 
-    def total(self, name: str) -> float:
-        """Return the sum over all labels."""
-        return sum(value for (found, _), value in self.values.items() if found == name)
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum over all other labels."""
+        return sum(
+            value
+            for (found, given), value in self.values.items()
+            if found == name and given >= labels.items()
+        )
 
-    def mean(self, name: str) -> float:
-        """Return the mean of a histogram's observations, over all labels; 0 when there are none."""
-        count = self.total(f"{name}_count")
-        return self.total(f"{name}_sum") / count if count else 0.0
+    def mean(self, name: str, **labels: str) -> float:
+        """Return the mean of a histogram's observations, over all other labels; 0 when there are
+        none.
+        """
+        count = self.total(f"{name}_count", **labels)
+        return self.total(f"{name}_sum", **labels) / count if count else 0.0
 
     def at_most(self, name: str, percent: int) -> float:
         """Return a bound of a histogram that so many of its observations, over all labels, are

@@ -9,13 +9,15 @@ profiler slows launches down, so that gaps are upper bounds.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,15 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel in a mean step."""
+
+    name: str  # without arguments
+    us: float  # all its launches
+    count: float  # of launches
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTimes:
     """Times of the steps in a trace, in microseconds."""
 
@@ -42,6 +53,7 @@ class DeviceTimes:
     step_share: float  # the same without the gaps inside a step
     kernels_per_step: float
     step: float  # from the start of one to that of the next, mean
+    kernels: tuple[KernelTime, ...] = ()  # the longest first; none on a CPU
 
     @property
     def gap(self) -> float:
@@ -84,7 +96,8 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
         for event in timed
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
-    steps = _steps(ranges, work, launched) if work else [[span] for span in ranges]
+    launches = _steps(ranges, work, launched)
+    steps = [[_span(e) for e in step] for step in launches] if work else [[r] for r in ranges]
     if len(steps) < 2:
         raise ValueError(f"{len(steps)} steps in the trace")
     spans = [(min(s for s, _ in step), max(e for _, e in step)) for step in steps]
@@ -100,7 +113,20 @@ def device_times(events: Iterable[Event]) -> DeviceTimes:
         step_share=_covered(spans, start, end) / (end - start),
         kernels_per_step=sum(map(len, steps)) / len(steps),
         step=(spans[-1][0] - start) / (len(spans) - 1),
+        kernels=_kernels(launches),
     )
+
+
+def _kernels(steps: Sequence[Sequence[Event]]) -> tuple[KernelTime, ...]:
+    spent = defaultdict[str, list[float]](list)
+    for event in chain.from_iterable(steps):
+        name = str(event["name"]).removeprefix("void ")
+        spent[re.split("[<(]", name, maxsplit=1)[0]].append(float(event["dur"]))
+    means = (
+        KernelTime(name, sum(times) / len(steps), len(times) / len(steps))
+        for name, times in spent.items()
+    )
+    return tuple(sorted(means, key=lambda kernel: -kernel.us))
 
 
 def _is_step(event: Event) -> bool:
@@ -114,17 +140,17 @@ def _span(event: Event) -> Span:
 
 def _steps(
     ranges: Sequence[Span], work: Sequence[Event], launched: Mapping[int, float]
-) -> list[list[Span]]:
+) -> list[list[Event]]:
     """Return kernels by the range they were launched in, without empty ranges."""
     starts = [start for start, _ in ranges]
-    steps: list[list[Span]] = [[] for _ in ranges]
+    steps: list[list[Event]] = [[] for _ in ranges]
     for event in work:
         if event["cat"] != "kernel":
             continue
         moment = launched.get(event.get("args", {}).get("correlation"), -1.0)
         place = bisect_right(starts, moment) - 1
         if place >= 0 and moment <= ranges[place][1]:
-            steps[place].append(_span(event))
+            steps[place].append(event)
     return [step for step in steps if step]
 
 

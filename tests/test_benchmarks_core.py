@@ -128,6 +128,25 @@ def test_gaps_are_between_the_kernels_of_two_steps() -> None:
     assert found.kernels_per_step == 2
     assert found.busy_share == pytest.approx((10 + 18 + 30 + 2 + 85) / 180)
     assert found.step_share == pytest.approx((30 + 30 + 85) / 180)
+    assert found.kernels == (trace.KernelTime("k", (10 + 18 + 10 + 20 + 5 + 81) / 3, 2),)
+
+
+def test_kernels_are_named_without_their_arguments() -> None:
+    events = [*step(1, 0, (10, 20), (22, 40)), *step(2, 100, (120, 130), (130, 160))]
+    names = iter(["void few<int, 2>(float*)", "_decode_kernel"] * 2)
+    events = [e | {"name": next(names)} if e["cat"] == "kernel" else e for e in events]
+    found = trace.device_times(events).kernels
+    assert found == (trace.KernelTime("_decode_kernel", 24, 1), trace.KernelTime("few", 10, 1))
+    figures = list(core.kernel_figures("toy, 2 rows", found, "0.1 GB of keys and values"))
+    assert [(figure.name, figure.value, figure.note) for figure in figures] == [
+        (
+            "toy, 2 rows: kernels of a step",
+            34,
+            "2 with 0.1 GB of keys and values, under the profiler",
+        ),
+        ("toy, 2 rows: _decode_kernel", 24, "1 of a step"),
+        ("toy, 2 rows: few", 10, "1 of a step"),
+    ]
 
 
 def test_one_step_is_no_trace() -> None:
@@ -141,12 +160,18 @@ def test_one_step_is_no_trace() -> None:
 def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     traces = tmp_path / "not" / "yet"
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
-    parts = ["--part", "decode", "batch", "throughput", "gaps", "cancel", "memory", "prefill"]
+    parts = ["--part", "decode", "batch", "throughput", "steps", "gaps", "cancel", "memory"]
+    parts += ["prefill"]
     limits = ["--model.kv-cache.num-pages=40", "--max-batch-input-tokens=256"]
     given = [*sizes, *parts, *limits, f"--profile={traces}"]
     assert core.main(["--shape", "toy", "--device=cpu", *given]) == 0
     figures = {f["name"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
-    assert list(figures) == [
+    by_rows = [name for name in figures if re.match(r"toy: step, \d to \d rows", name)]
+    assert by_rows
+    prompts = figures["toy: step with prompts"]
+    assert re.match(r"\d+ steps of \d+ tokens, \d+ ms in all", prompts["note"])
+    assert min(figures[name]["value"] for name in (*by_rows, "toy: step with prompts")) > 0
+    assert [name for name in figures if name not in by_rows] == [
         "toy: engine made",
         "toy: decode, one sequence",
         "toy: step, one sequence",
@@ -155,6 +180,7 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy: step, 4 sequences",
         "toy: share of the bandwidth, 4 sequences",
         "toy: 4 requests",
+        "toy: step with prompts",
         "toy, 1 rows: gap between steps",
         "toy, 1 rows: device busy",
         "toy, 4 rows: gap between steps",
@@ -174,6 +200,16 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert 0 < figures["toy, 1 rows: device busy"]["value"] <= 100
     assert 0 < figures["toy: largest prefill: peak / estimate"]["value"] < 10
     assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
+
+
+@pytest.mark.long
+def test_two_starts_are_new_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--shape toy --device cpu --max-length 64 --model.kv-cache.num-pages 20"
+    assert core.main([*small.split(), "--part", "starts"]) == 0
+    found = {f["name"]: f["value"] for f in json.loads(capsys.readouterr().out)["figures"]}
+    made = "toy: engine made"
+    assert list(found) == [f"{made}, no kernels on disk", f"{made}, kernels on disk"]
+    assert min(found.values()) > 0
 
 
 PEERS = [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shlex
-from collections.abc import Iterator
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +31,7 @@ from tts.families.base import Checkpoint
 from tts.families.registry import find_family
 from tts.serve import build_parser
 
+PAGE = Path(results.__file__).parent / "RESULTS.md"
 PLAN = Plan(rate=50.0, seconds=4.0, seed=3, low_s=1.0, high_s=2.0, code_rate=50.0, multiple=7)
 SETUP = serve.Setup(
     low_s=0.2, high_s=0.4, warm_up_s=0.3, step_s=1.0, start=1, most=1, alone=2, seeds=2
@@ -136,6 +140,7 @@ def test_samples_are_what_was_added() -> None:
     assert added.total("x_sum") == 8.0
     assert added.get("x_count", mode="decode") == 4
     assert added.mean("y") == 0
+    assert (added.mean("x", mode="decode"), added.mean("x", mode="mixed")) == (2.0, 0.0)
 
 
 def test_a_percentile_of_a_histogram_is_a_bound() -> None:
@@ -184,7 +189,8 @@ def stage(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     speaker = Speaker("toy")
     flags = ["--model.model-path", str(tiny_checkpoint), "--max-batch-size", "8"]
     flags += ["--profiling.trace-after", "4", "--profiling.trace-steps", "8"]
-    with serve.staged(speaker, SETUP, 2, flags, tmp_path_factory.mktemp("profile")) as stage:
+    folder = tmp_path_factory.mktemp("profile")
+    with serve.staged(speaker, SETUP, 2, flags, has_trace=True, profile=folder) as stage:
         yield stage
 
 
@@ -195,10 +201,14 @@ def test_a_server_traces_its_steps(stage: serve.Stage) -> None:
 
 
 def test_one_after_the_other(stage: serve.Stage) -> None:
-    (figure,) = serve.alone(stage, Speaker("toy"))
+    figure, *parts = serve.alone(stage, Speaker("toy"))
     assert len(figure.values) == 2
     assert all(ms > 1 for ms in figure.values)
     assert "0 errors" in figure.note
+    assert [part.name.rpartition(": ")[2] for part in parts] == [*serve.FIRST_PARTS]
+    assert all(len(part.values) == 2 and min(part.values) > 0 for part in parts)
+    whole = [sum(values) for values in zip(*(part.values for part in parts), strict=True)]
+    assert all(ms <= first + 0.01 for ms, first in zip(whole, figure.values, strict=True))
 
 
 def test_calls_at_a_rate(stage: serve.Stage) -> None:
@@ -222,6 +232,8 @@ def test_clients_receive_the_requested_length(stage: serve.Stage) -> None:
         assert 0.2 - 0.1 <= one.audio_s <= 0.4 + 0.1
         assert 0 < one.first_s <= one.audible_s
     assert done.counted.mean("sonant_batch_execute_seconds") > 0
+    kinds = list(serve.by_kind(done.counted))
+    assert any(re.fullmatch(r"; decode [\d.]+ ms with \d+", kind) for kind in kinds)
     assert done.counted.total("sonant_output_tokens_total") >= sum(
         one.output_tokens for one in done.results
     )
@@ -289,21 +301,68 @@ def test_one_command_measures_a_kind_of_machine_and_replaces_its_sections(
     assert page.read_text().startswith(text.rstrip() + "\n\n## right\n\n`python -m")
 
 
-@pytest.mark.parametrize("kind", results.KINDS)
-def test_the_commands_of_a_kind_of_machine_exist(kind: str) -> None:
-    for command in results.KINDS[kind].values():
+class ParsedError(Exception):
+    """A command line was parsed, and its program stops."""
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Parse command lines of programs that run as `python -m MODULE`, without running them."""
+    parse_args = ArgumentParser.parse_args
+
+    def stop(self: ArgumentParser, args: Sequence[str] | None = None) -> None:
+        parse_args(self, args)
+        raise ParsedError
+
+    def parse(command: str) -> None:
         own, _, of_server = command.partition(" -- ")
         module, *arguments = shlex.split(own)
-        found = import_module(f"benchmarks.{module}")
-        assert callable(found.main)
-        if hasattr(found, "parser"):
-            found.parser().parse_args(arguments)
         build_parser().parse_args(shlex.split(of_server))
+        main = import_module(module).main
+        with monkeypatch.context() as patch:
+            patch.setattr(ArgumentParser, "parse_args", stop)
+            patch.setattr(sys, "argv", [module, *arguments])
+            with pytest.raises(ParsedError):
+                main()
+
+    return parse
+
+
+@pytest.mark.parametrize("kind", results.KINDS)
+def test_the_commands_of_a_kind_of_machine_parse(kind: str, parse: Callable[[str], None]) -> None:
+    for command in results.KINDS[kind].values():
+        parse(f"benchmarks.{command}")
+
+
+def test_each_section_of_the_page_has_a_command_that_parses(parse: Callable[[str], None]) -> None:
+    """Flags that were renamed or removed are found, and figures without a command."""
+    for title, text in results.sections_of(PAGE.read_text(encoding="utf-8")).items():
+        commands = re.findall(r"`python -m ([^`]+)`", text)
+        assert commands, f"{title} has no command"
+        for command in commands:
+            if command.startswith("benchmarks."):
+                parse(command)
+
+
+def test_commands_of_the_documents_parse(parse: Callable[[str], None]) -> None:
+    """Commands without flags only name a program, and are left out."""
+    root = PAGE.parent.parent
+    paths = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    commands = set(re.findall(r"`python -m (benchmarks\.[^`]+ --[^`]+)`", text))
+    assert len(commands) > 15
+    for command in commands:
+        parse(re.sub(r"\bN\b", "1", command))
+
+
+@pytest.mark.parametrize("wrong", ["scheduler --no-such-flag", "serve -- --no-such-flag"])
+def test_a_flag_that_does_not_exist_is_found(wrong: str, parse: Callable[[str], None]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(f"benchmarks.{wrong}")
 
 
 def test_the_page_says_how_it_is_written() -> None:
-    text = (Path(results.__file__).parent / "RESULTS.md").read_text(encoding="utf-8")
-    assert text.startswith(results.TITLE)
+    assert PAGE.read_text(encoding="utf-8").startswith(results.TITLE)
 
 
 def test_other_files_than_reports_are_refused(
@@ -321,12 +380,6 @@ def test_a_server_that_takes_too_few_steps_leaves_no_trace(
     monkeypatch.setattr(serve, "TRACE_TRIES", 1)
     with pytest.raises(RuntimeError, match=r"lower --profiling\.trace-after"):
         list(serve.gaps(replace(stage, trace_file=tmp_path / "none.json"), Speaker("toy")))
-
-
-def test_gaps_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        serve.main(["--part", "gaps"])
-    assert "gaps needs --profile FOLDER" in capsys.readouterr().err
 
 
 def test_the_bar_of_streams_grows_with_replicas() -> None:
