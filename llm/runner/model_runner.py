@@ -314,12 +314,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
-        histories = self.num_histories(rows)
+        histories, level = self.num_histories(rows), self.session.pdl_level
         if decoder is None:
-            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories)
+            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories, level=level)
             self.token_sampler = BufferedSampler(sampler)
         else:
-            level = self.session.kernels().launch_level
             self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories, level)
 
     def use_graphs(self, capture: GraphCapture) -> None:
