@@ -25,7 +25,7 @@ BLOCK = 32  # keys of a step: so small that a processor has room for programs of
 PROGRAMS = 264  # of up to two rows: two per processor of an H200
 MAX_SPLITS = 32
 MAX_JOINED = 16_384  # maximum number of values that the last program of a KV head holds
-FEW_ROWS = 4  # for more rows FlashInfer is as fast with long contexts
+FEW_ROWS = 4  # more rows, and rows next to prompts, are those of `ManyRowsDecode`
 MAX_QUERIES = 16  # heads that share a KV head
 
 
@@ -33,7 +33,7 @@ def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
     """Whether the kernels of a few rows and of many rows are wanted, and support the pool's pages
     and heads.
     """
-    is_wanted = options.few_rows_level is not None and not options.batch_invariant
+    is_wanted = options.decode_level is not None and not options.batch_invariant
     is_known = pool.dtype == options.dtype or pool.kernels_take_float8
     is_power = pool.head_dim & (pool.head_dim - 1) == 0
     fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
@@ -294,7 +294,7 @@ class FewRowsDecode:
     def attend(self, layer: int, query: Tensor, window: int | None) -> Tensor:
         """Attend with queries [B, H, D] to keys and values in the pool; return [B, H × D]."""
         pool, options = self._pool, self._options
-        level = options.few_rows_level or 0
+        level = options.decode_level or 0
         keys, values = pool.keys(layer), pool.values(layer)
         out = query.new_empty(len(query), options.num_heads * pool.head_dim)
         _decode_kernel[(len(query), pool.num_kv_heads, self._splits)](

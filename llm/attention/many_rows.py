@@ -1,4 +1,4 @@
-"""Decode attention of many rows, or over float8 pages: long contexts are split, then merged.
+"""Decode attention of many rows, and of rows next to prompts: long contexts are split, then merged.
 
     program (row, KV head, split)    G query heads that share a KV head × the split's keys
         ├─ only split of its context ──> out
@@ -383,7 +383,7 @@ class ManyRowsDecode:
     def attend(self, layer: int, query: Tensor, window: int | None, out: Tensor) -> None:
         """Attend with queries [B, H, D] to keys and values in the pool; write out [B, H × D]."""
         pool, options = self._pool, self._options
-        level = options.few_rows_level or 0
+        level = options.decode_level or 0
         if len(query) > FEW_ROWS:  # early programs of the next kernel would take their places
             level = min(level, 1)
         _decode_kernel[(len(query), pool.num_kv_heads, self._splits)](

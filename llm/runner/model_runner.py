@@ -283,7 +283,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
             enable_pdl=self.session.pdl_level > 0,
             batch_invariant=self.model_config.batch_invariant,
-            few_rows_level=self.session.pdl_level if attends else None,
+            decode_level=self.session.pdl_level if attends else None,
             reads_ahead=kernels.reads_ahead,
         )
         self.attn_backend = create_attention_backend(
