@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_one_at_a_time = Lock()  # the mode is of a thread, the listener of the process
+_one_at_a_time = RLock()  # the mode is of a thread, the listener of the process
 
 
 class _Zeros(TorchDispatchMode):
@@ -57,13 +57,13 @@ def _use_device(index: int) -> None:
 
 
 def compile_together(work: Callable[[], object]) -> int:
-    """Run `work` once so that its kernels are compiled; return how many had to be.
+    """Run `work` once so that its kernels are compiled; return the number that was compiled.
 
     Kernels that this process has loaded are launched. The others are not: they are loaded from disk
-    or compiled in threads, all before this returns. Their results are zeros, so `work` must give no
-    meaning to what it computes, and must not wait for other ranks. One that cannot be compiled
-    raises its error when it is launched. A second call waits for the first: engines that start in
-    one process find each other's kernels on disk.
+    or compiled in threads, all before this returns. Tensors that `work` creates for their results
+    are zeros, so that it computes nothing of use; it must not wait for other ranks. A kernel that
+    cannot be compiled raises its error when it is launched. A call of another thread waits for this
+    one: engines that start in one process find each other's kernels on disk.
     """
     from triton import AsyncCompileMode, knobs
     from triton.runtime import driver
