@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.report import Figure, Report, arguments, publish
 from llm.batch import ScheduledRow
+from llm.kernels.registry import PDL_CAPABILITY
 from llm.request import SamplingParams
 from llm.sampling.device.sampler import DeviceSampler, SamplingBuffers
 
@@ -98,7 +99,8 @@ def host_us(sampler: DeviceSampler, buffers: SamplingBuffers, kind: str, repeat:
 def measure(repeat: int, kinds: Sequence[str] = tuple(KINDS)) -> Report:
     """Measure every kind at every batch size."""
     figures = []
-    sampler = DeviceSampler(VOCABULARY, torch.device("cuda"), BATCHES[-1])
+    level = int(torch.cuda.get_device_capability() >= PDL_CAPABILITY)
+    sampler = DeviceSampler(VOCABULARY, torch.device("cuda"), BATCHES[-1], level=level)
     buffers = sampler.create_buffers()
     for kind in kinds:
         for num_rows in BATCHES:

@@ -106,9 +106,9 @@ class AttentionOptions:
     # attend to all.
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None  # scores s become c × tanh(s / c)
-    enable_pdl: bool = False  # kernels may start before the previous one has ended
-    # launch level of the built-in kernels for rows of one query; None: not used
-    few_rows_level: int | None = None
+    enable_pdl: bool = False  # FlashInfer's kernels may start before the previous one has ended
+    # launch level of the built-in kernels for rows of one query, see `KernelSet`; None: not used
+    decode_level: int | None = None
     reads_ahead: bool = False  # these bring keys and values into the cache before they are read
     batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
 

@@ -25,8 +25,19 @@ BLOCK = 32  # keys of a step: so small that a processor has room for programs of
 PROGRAMS = 264  # of up to two rows: two per processor of an H200
 MAX_SPLITS = 32
 MAX_JOINED = 16_384  # maximum number of values that the last program of a KV head holds
-FEW_ROWS = 4  # for more rows FlashInfer is as fast with long contexts
+FEW_ROWS = 4  # more rows, and rows next to prompts, are those of `ManyRowsDecode`
 MAX_QUERIES = 16  # heads that share a KV head
+
+
+def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
+    """Whether the kernels of a few rows and of many rows are wanted, and support the pool's pages
+    and heads.
+    """
+    is_wanted = options.decode_level is not None and not options.batch_invariant
+    is_known = pool.dtype == options.dtype or pool.kernels_take_float8
+    is_power = pool.head_dim & (pool.head_dim - 1) == 0
+    fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
+    return is_wanted and is_known and is_power and fits
 
 
 @triton.jit
@@ -200,7 +211,7 @@ def _decode_kernel(
         tl.store(out + row * HEADS * SIZE + places, state[2] / state[1][:, None], mask=is_query)
     else:
         mine = parts + ((row * KV_HEADS + head) * SPLITS + split) * GROUP * (SIZE + 2)
-        _keep(mine, state, HEADS // KV_HEADS, GROUP, SIZE)
+        keep(mine, state, HEADS // KV_HEADS, GROUP, GROUP, SIZE)
         tl.debug_barrier()
         count = counts + row * KV_HEADS + head
         if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
@@ -213,20 +224,23 @@ def _decode_kernel(
 
 
 @triton.jit
-def _keep(
+def keep(
     part: tl.tensor,
     state: tl.tuple,
-    QUERIES: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROOM: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Store values [G, D], then maxima [G], then sums [G], without padding queries."""
+    """Store values [Q, D], then maxima [Q], then sums [Q] of the first `HEADS` of the group's
+    queries; Q is `ROOM`.
+    """
     largest, total, summed = state
     lines, dims = tl.arange(0, GROUP), tl.arange(0, SIZE)
-    is_query = lines < QUERIES
+    is_query = lines < HEADS
     tl.store(part + lines[:, None] * SIZE + dims[None, :], summed, mask=is_query[:, None])
-    tl.store(part + GROUP * SIZE + lines, largest, mask=is_query)
-    tl.store(part + GROUP * (SIZE + 1) + lines, total, mask=is_query)
+    tl.store(part + ROOM * SIZE + lines, largest, mask=is_query)
+    tl.store(part + ROOM * (SIZE + 1) + lines, total, mask=is_query)
 
 
 @triton.jit
@@ -277,19 +291,10 @@ class FewRowsDecode:
         self._parts = torch.empty(shape, dtype=torch.float32, device=pool.device)
         self._counts = torch.zeros(rows, heads, dtype=torch.int32, device=pool.device)
 
-    @staticmethod
-    def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
-        """Whether the kernel supports the pool's pages and heads."""
-        is_wanted = options.few_rows_level is not None and not options.batch_invariant
-        is_known = pool.dtype == options.dtype or pool.kernels_take_float8
-        is_power = pool.head_dim & (pool.head_dim - 1) == 0
-        fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
-        return is_wanted and is_known and is_power and fits
-
     def attend(self, layer: int, query: Tensor, window: int | None) -> Tensor:
         """Attend with queries [B, H, D] to keys and values in the pool; return [B, H × D]."""
         pool, options = self._pool, self._options
-        level = options.few_rows_level or 0
+        level = options.decode_level or 0
         keys, values = pool.keys(layer), pool.values(layer)
         out = query.new_empty(len(query), options.num_heads * pool.head_dim)
         _decode_kernel[(len(query), pool.num_kv_heads, self._splits)](

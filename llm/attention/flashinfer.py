@@ -28,7 +28,7 @@ from llm.attention.base import (
     CapturedShape,
     PlanMemory,
 )
-from llm.attention.few_rows import FEW_ROWS, FewRowsDecode
+from llm.attention.few_rows import FEW_ROWS, FewRowsDecode, can_compute
 from llm.attention.flashinfer_kernels import (
     CapturedExtendCall,
     DecodeCall,
@@ -71,7 +71,7 @@ class CapturedCalls:
     # int32 [prompts + 1] on the device: first query of each prompt, then the number of queries
     query_offsets: Tensor
     lists: PageLists  # on the device: those of single rows, then those of prompts
-    out: Tensor  # [T, H × D], always finite; None without prompts
+    out: Tensor  # [T, H × D], always finite; empty without prompts
     decodes: tuple[DecodeCall, ...] = ()
     extends: tuple[CapturedExtendCall, ...] = ()
     few_rows: FewRowsDecode | None = None  # computes all rows, if set
@@ -103,15 +103,14 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self._decodes = {window: DecodeCall(*self._parts, window) for window in windows}
         self._extends = {window: ExtendCall(*self._parts, window) for window in windows}
         self._out = torch.empty(0, dtype=options.dtype, device=pool.device)
-        self._has_few_rows = FewRowsDecode.can_compute(pool, options)
-        self._has_many_rows = ManyRowsDecode.can_compute(pool, options)
+        self._has_own_kernels = can_compute(pool, options)
         self.can_capture_prompts = self._parts[0].has_captured_extend(windows)
 
     @property
     def description(self) -> str:
         """See `AttentionBackend.description`."""
         many = "tensor cores" if self._parts[0].uses_tensor_cores(None) else "CUDA cores"
-        many = "a built-in kernel" if self._has_many_rows else many
+        many = "a built-in kernel" if self._has_own_kernels else many
         extending = dict.fromkeys(call.kernel.upper() for call in self._extends.values())
         return f"flashinfer, many rows on {many}, prompts by {' and '.join(extending)}"
 
@@ -175,13 +174,13 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         last, num_rows = shape.num_singles, shape.num_rows
         captured, slots = self._in_place(shape, max_context, memory)
         padding = PageLists.padding(num_rows).pinned()
-        if self._has_few_rows and not shape.num_prompts and last <= FEW_ROWS:
+        if self._has_own_kernels and not shape.num_prompts and last <= FEW_ROWS:
             captured.lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
             few_rows = FewRowsDecode(self.pool, self.options, captured.lists)
             return FlashInferPlan(slots, (), replace(captured, few_rows=few_rows))
         calls, windows = [], dict.fromkeys(self.windows)
         decodes, extends, many_rows = {}, {}, None
-        if last and self._has_many_rows:
+        if last and self._has_own_kernels:
             captured.lists.numbers[: len(padding.numbers)].copy_(padding.numbers)
             floats = self._parts[1].floats.view(torch.float32)
             many_rows = ManyRowsDecode(self.pool, self.options, captured.lists, last, floats)

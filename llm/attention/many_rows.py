@@ -1,4 +1,4 @@
-"""Decode attention of many rows, or over float8 pages: long contexts are split, then merged.
+"""Decode attention of many rows, and of rows next to prompts: long contexts are split, then merged.
 
     program (row, KV head, split)    G query heads that share a KV head × the split's keys
         ├─ only split of its context ──> out
@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.attention.base import AttentionOptions
-from llm.attention.few_rows import FEW_ROWS, MAX_QUERIES, capped
+from llm.attention.few_rows import FEW_ROWS, capped, keep
 from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
 from llm.memory.fetch import fetch
@@ -235,24 +235,6 @@ def _share_of(
 
 
 @triton.jit
-def _keep(
-    part: tl.tensor,
-    state: tl.tuple,
-    heads: tl.tensor,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SIZE: tl.constexpr,
-) -> None:
-    """Store values [Q, D], then maxima [Q], then sums [Q], of the group's `heads` queries."""
-    largest, total, summed = state
-    lines, dims = tl.arange(0, GROUP), tl.arange(0, SIZE)
-    is_query = lines < heads
-    tl.store(part + lines[:, None] * SIZE + dims[None, :], summed, mask=is_query[:, None])
-    tl.store(part + QUERIES * SIZE + lines, largest, mask=is_query)
-    tl.store(part + QUERIES * (SIZE + 1) + lines, total, mask=is_query)
-
-
-@triton.jit
 def _join(
     parts: tl.tensor,
     result: tl.tensor,
@@ -298,7 +280,7 @@ def _add_part(
     """Store the part of a split; the last program of a context stores the sum of all."""
     SIZE: tl.constexpr = HEADS[2]
     QUERIES: tl.constexpr = HEADS[3]
-    _keep(parts + split * QUERIES * (SIZE + 2), state, HEADS[0], GROUP, QUERIES, SIZE)
+    keep(parts + split * QUERIES * (SIZE + 2), state, HEADS[0], QUERIES, GROUP, SIZE)
     tl.debug_barrier()
     if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
         tl.debug_barrier()
@@ -398,19 +380,10 @@ class ManyRowsDecode:
             keys, values = keys.view(torch.int16), values.view(torch.int16)
         return keys, values, keys.stride(2)
 
-    @staticmethod
-    def can_compute(pool: KVPool, options: AttentionOptions) -> bool:
-        """Whether the kernel supports the pool's pages and heads."""
-        is_wanted = options.few_rows_level is not None and not options.batch_invariant
-        is_known = pool.dtype == options.dtype or pool.kernels_take_float8
-        is_power = pool.head_dim & (pool.head_dim - 1) == 0
-        fits = options.num_heads // pool.num_kv_heads <= MAX_QUERIES
-        return is_wanted and is_known and is_power and fits
-
     def attend(self, layer: int, query: Tensor, window: int | None, out: Tensor) -> None:
         """Attend with queries [B, H, D] to keys and values in the pool; write out [B, H × D]."""
         pool, options = self._pool, self._options
-        level = options.few_rows_level or 0
+        level = options.decode_level or 0
         if len(query) > FEW_ROWS:  # early programs of the next kernel would take their places
             level = min(level, 1)
         _decode_kernel[(len(query), pool.num_kv_heads, self._splits)](

@@ -26,11 +26,6 @@ _BACKENDS = {
 }
 
 
-def supported_backends() -> tuple[str, ...]:
-    """Return the names that `create_attention_backend` accepts."""
-    return tuple(_BACKENDS)
-
-
 def create_attention_backend(
     name: str, pool: KVPool, options: AttentionOptions
 ) -> AttentionBackend[Any]:

@@ -13,7 +13,7 @@ from llm.memory.transfer import wait_for
 
 FLOAT_WORKSPACE_BYTES = 128 * 2**20  # partial results of contexts that several blocks share
 INT_WORKSPACE_BYTES = 4 * 2**20  # assignment of blocks
-USES = 4  # number of uses: extending and decoding, eager and captured
+USES = 4  # of a window: extending and decoding, eager and captured
 NUM_STAGINGS = 8  # plans that may be in transfer to the device
 
 
@@ -44,7 +44,7 @@ class Workspaces:
         self._turn = 0
 
     def give(self, wrapper: Any, use: object) -> None:
-        """Return the memory of all wrappers with this use. Wrappers of one forward have different
+        """Have a wrapper work in the memory of its use. Wrappers of one forward have different
         uses.
         """
         if use not in self._ints:

@@ -106,7 +106,11 @@ class PipelineFields(StrictModel):
         default="false",
         description="multiply with torch's BLAS and expand int8 weights: true or false",
     )
-    pdl_level: str = Field(default="0", description="programmatic dependent launch: 0, 1 or 2")
+    pdl_level: str = Field(
+        default="0",
+        description="programmatic dependent launch of a GPU's kernels: 0: none starts before the "
+        "one in front of it has ended; 1: when that one is about to end; 2: when it begins",
+    )
     custom_architectures: list[str] = Field(
         default_factory=list,
         description="modules that register architectures, each MODULE or FOLDER:MODULE",

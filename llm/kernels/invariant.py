@@ -1,4 +1,4 @@
-"""Triton kernel of `InvariantLinear`.
+"""Products of any number of rows, with sums in one order: of `InvariantLinear` and large heads.
 
 The matrix is the left operand of the tensor core's instruction, which multiplies 64 of its rows;
 only the number of tokens on the right changes. No program sums a part of the inputs: each output is

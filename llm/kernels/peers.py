@@ -92,8 +92,9 @@ def put_summed(
 def _announce(
     values: tl.tuple, place: tl.tensor, RANK: tl.constexpr, CAPACITY: tl.constexpr
 ) -> tl.tensor:
-    """Tell the other ranks that what a place stands for is there; return the count. `values`: a
-    result, counts, and of each rank the address of its inbox, then of its numbers.
+    """Send a place's count to the other ranks: the numbers that it stands for are ready. Return the
+    count. `values`: a result, counts, and the addresses of all ranks' inboxes, then of their
+    numbers.
     """
     count = tl.load(values[1] + place) + 1
     for rank in tl.static_range((len(values) - 2) // 2):
@@ -112,7 +113,7 @@ def _await(
     RANK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ) -> None:
-    """Wait until a rank has announced the same."""
+    """Wait until a rank has sent the same count for a place."""
     if rank != RANK:
         word = inbox.to(tl.pointer_type(tl.int64)) + rank * CAPACITY + place
         while (tl.atomic_add(word, 0, sem="acquire", scope="sys") >> 32).to(tl.int32) != count:

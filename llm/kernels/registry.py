@@ -29,9 +29,9 @@ KERNELS = (
     Kernel("attend_frame", "llm.layers.depth.DepthFrames"),
     Kernel("product", "llm.layers.linear.FloatLinear", is_product=True),
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
-    # One scale of a matrix for BLAS, and sums in float16 for few rows.
+    # Of float8: one or two rows with sums in float16, more by torch with one scale of the matrix.
     Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_product=True),
-    # The two below over float8 pages, of rows that decode.
+    # Of rows that decode. The kernels of the next two, which are the default over float8 pages.
     Kernel("attend_float8_pages", "llm.attention.gathered.GatheredBackend"),
     Kernel(
         "attend_few_rows",

@@ -9,8 +9,9 @@ only the rows are left to read then. If it had all inputs of a few outputs, thes
 the matrix: with a part of the inputs and more outputs it has fewer of them. The order of a row's
 sums does not depend on other rows.
 
-A norm is computed by the product after it: its rows are those of the residual times the gain, and
-what their products are divided by follows from sums of squares, one of each program that added.
+A norm is computed by the product after it: that product multiplies the residual times the gain, and
+divides by the root of the sum of the residual's squares, of which each program of `add_product` has
+written a part.
 """
 
 from __future__ import annotations

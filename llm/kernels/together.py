@@ -1,13 +1,19 @@
-"""`compile_together`: the Triton kernels of some work, compiled in threads before it runs.
+"""`compile_together`: compiles the Triton kernels of a forward in threads, before it runs.
 
-Triton compiles a kernel when it is launched, so that a first start would wait for one after the
-other. Compiled kernels are kept on disk (`TRITON_CACHE_DIR`, or `~/.triton/cache`).
+Triton compiles a kernel when it is first launched, and its launch waits for that. A first start
+would compile dozens of kernels one after the other, on one core. Which kernels a forward needs, and
+for which types, sizes and alignments, is known where it launches them; so the forward is run once
+in Triton's mode for this (`triton.AsyncCompileMode`): a launch of a kernel that is not loaded
+passes it to a thread, which compiles or loads it, and the forward continues without it.
+
+Compiled kernels are kept on disk (`TRITON_CACHE_DIR`, or `~/.triton/cache`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import RLock
 from typing import Any
 
 import torch
@@ -16,10 +22,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_one_at_a_time = RLock()  # the mode is of a thread, the listener of the process
 
 
 class _Zeros(TorchDispatchMode):
-    """New tensors are zeros."""
+    """Fills tensors that are created unwritten with zeros: a kernel that is not launched leaves its
+    result as it was, and what follows may take it for page numbers or tokens.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operation of torch."""
@@ -30,7 +39,7 @@ class _Zeros(TorchDispatchMode):
 
 
 class _Unlaunched:
-    """In place of a kernel that is being compiled."""
+    """In place of a kernel that is being compiled: what Triton's launch reads and calls."""
 
     function = packed_metadata = None
 
@@ -48,11 +57,13 @@ def _use_device(index: int) -> None:
 
 
 def compile_together(work: Callable[[], object]) -> int:
-    """Run `work`, whose launches of kernels that this process has not loaded only have these
-    compiled or loaded; return the number of kernels that were compiled.
+    """Run `work` once so that its kernels are compiled; return the number that was compiled.
 
-    Tensors that `work` creates for the results of such kernels are zeros. It must not wait for
-    other ranks. A kernel that cannot be compiled raises its error when it is launched.
+    Kernels that this process has loaded are launched. The others are not: they are loaded from disk
+    or compiled in threads, all before this returns. Tensors that `work` creates for their results
+    are zeros, so that it computes nothing of use; it must not wait for other ranks. A kernel that
+    cannot be compiled raises its error when it is launched. A call of another thread waits for this
+    one: engines that start in one process find each other's kernels on disk.
     """
     from triton import AsyncCompileMode, knobs
     from triton.runtime import driver
@@ -60,7 +71,7 @@ def compile_together(work: Callable[[], object]) -> int:
     device = driver.active.get_current_device()
 
     class Compiling(AsyncCompileMode):
-        """Does not launch what it compiles."""
+        """Does not launch what it compiles; Triton's own mode waits for it."""
 
         def submit(self, key: Any, compile_kernel: Callable[[], Any], finish: Any) -> _Unlaunched:
             def load() -> Any:
@@ -71,22 +82,23 @@ def compile_together(work: Callable[[], object]) -> int:
             super().submit(key, load, finish)
             return _Unlaunched()
 
-    num_compiled, listener = 0, knobs.compilation.listener
+    compiled: list[str] = []
 
-    def count(*, cache_hit: bool, **_: Any) -> None:
-        nonlocal num_compiled
-        num_compiled += not cache_hit
+    def note(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            compiled.append(src.name)
 
-    knobs.compilation.listener = count
-    try:
-        with (
-            ThreadPoolExecutor(
-                thread_name_prefix="compile", initializer=_use_device, initargs=(device,)
-            ) as pool,
-            Compiling(pool, ignore_errors=True),
-            _Zeros(),
-        ):
-            work()
-    finally:
-        knobs.compilation.listener = listener
-    return num_compiled
+    with _one_at_a_time:
+        listener, knobs.compilation.listener = knobs.compilation.listener, note
+        try:
+            with (
+                ThreadPoolExecutor(
+                    thread_name_prefix="compile", initializer=_use_device, initargs=(device,)
+                ) as pool,
+                Compiling(pool, ignore_errors=True),
+                _Zeros(),
+            ):
+                work()
+        finally:
+            knobs.compilation.listener = listener
+    return len(compiled)

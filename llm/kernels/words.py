@@ -9,12 +9,12 @@ reads the words t of all units, of output g from the first half and of g + 8 fro
     4 bits: input                     0  2  4  6 | 1  3  5  7
     8 bits: input                     0  .  2  . | 1  .  3  .
 
-Scales are float16 where that is exact. Those of K-quants are products of two factors: a float16 of
-all groups of a block and an integer of 8 bits of each.
-
 So the words' bits 0 to 3 and 16 to 19 belong to two neighbours, after a shift by 4 to the next two
 (8 bits: to the upper halves), and so on. Outputs and inputs that fill the last blocks are 0, also
 their scales.
+
+Scales are float16 where that is exact. Those of K-quants are products of two factors: a float16 of
+all groups of a block and an integer of 8 bits of each.
 """
 
 from __future__ import annotations

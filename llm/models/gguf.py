@@ -322,7 +322,11 @@ def _read_rows(file: GGUFFile, name: str) -> np.ndarray:
 
 
 class _ReadAhead:
-    """Reads the matrices of some names in threads, a few before they are asked for in order."""
+    """Reads the matrices of some names in threads, a few before they are asked for in order.
+
+    Those that are passed over may be asked for later, in another order than the file's. Only the
+    last few are kept.
+    """
 
     def __init__(self, names: Sequence[str], read: Callable[[str], Groups | None]) -> None:
         self._names, self._read = names, read
@@ -340,6 +344,8 @@ class _ReadAhead:
             self._begun[other] = self._threads.submit(self._read, other)
         self._next = max(self._next, end)
         begun = self._begun.pop(name, None)
+        while len(self._begun) > 2 * self._count:
+            self._begun.pop(next(iter(self._begun))).cancel()
         return self._read(name) if begun is None else begun.result()
 
     def close(self) -> None:

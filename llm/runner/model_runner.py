@@ -283,7 +283,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             soft_cap=self._model_class.attention_soft_cap(self.huggingface_config),
             enable_pdl=self.session.pdl_level > 0,
             batch_invariant=self.model_config.batch_invariant,
-            few_rows_level=self.session.pdl_level if attends else None,
+            decode_level=self.session.pdl_level if attends else None,
             reads_ahead=kernels.reads_ahead,
         )
         self.attn_backend = create_attention_backend(
@@ -314,12 +314,11 @@ class ModelRunner(MemoryPlanning, TensorInterface):
     def sample_on_device(self) -> None:
         """Sample in one program on the device from now on."""
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
-        histories = self.num_histories(rows)
+        histories, level = self.num_histories(rows), self.session.pdl_level
         if decoder is None:
-            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories)
+            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories, level=level)
             self.token_sampler = BufferedSampler(sampler)
         else:
-            level = self.session.kernels().launch_level
             self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories, level)
 
     def use_graphs(self, capture: GraphCapture) -> None:

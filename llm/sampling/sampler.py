@@ -70,6 +70,7 @@ class TokenSampler(ABC, Generic[PlanT]):
     Sampler           a plan for each step: on the CPU, and where drafts are verified
     BufferedSampler   one program over fixed memory: on a GPU. It counts the tokens that it draws
                       itself, so that penalties need no tokens on the host.
+    FrameSampler, DeviceFrameSampler   the same for frames
     """
 
     captured: CapturedSampling | None = None

@@ -122,7 +122,7 @@ def test_decoding_many_rows(
             torch.bfloat16,
             (window, window),
             enable_pdl=True,
-            few_rows_level=level,
+            decode_level=level,
             reads_ahead=level == 2,
         )
         own = ManyRowsDecode(pool, options, lists, count, scratch)

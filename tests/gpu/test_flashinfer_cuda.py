@@ -54,7 +54,7 @@ class Setting:
         kv_dtype: torch.dtype = torch.bfloat16,
         enable_pdl: bool = False,
         batch_invariant: bool = False,
-        few_rows_level: int | None = None,
+        decode_level: int | None = None,
         name: str = "flashinfer",
     ) -> None:
         self.heads, self.head_dim, self.page_size = heads, head_dim, page_size
@@ -70,7 +70,7 @@ class Setting:
             windows=windows,
             soft_cap=soft_cap,
             enable_pdl=enable_pdl,
-            few_rows_level=few_rows_level,
+            decode_level=decode_level,
             batch_invariant=batch_invariant,
         )
         try:
@@ -219,7 +219,7 @@ FILLED = [
 def filled(request: pytest.FixtureRequest) -> tuple[Setting, list[Row]]:
     """Return rows whose keys and values are in the pool already; some with built-in kernels."""
     heads, head_dim, level = request.param
-    setting = Setting(heads, head_dim, 16, few_rows_level=level)
+    setting = Setting(heads, head_dim, 16, decode_level=level)
     rows = [setting.row(length, length) for length in (500, 17, 16, 33, 1000, 250)]
     setting.check([(row, 0, len(row.query)) for row in rows])
     return setting, rows

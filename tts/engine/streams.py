@@ -100,7 +100,10 @@ class StreamTask(ABC):
 
     @property
     def nears_first_audio(self) -> bool:
-        """Whether its next token completes the block that a listener waits for first."""
+        """Whether its next token completes the block that a listener waits for first.
+
+        Where that is its first token, also while its prompt waits for a step.
+        """
         return False
 
     @property

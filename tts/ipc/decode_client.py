@@ -350,7 +350,7 @@ class DecodeClient:
                     transfer.num_written += pages.num_pages
                     transfer.token = pages.token
         except BaseException as error:
-            if pool is not None:
+            if pool is not None and prompt.has_room:
                 is_lost = isinstance(error, EngineLostError)
                 is_held = self._end_writes(transfer, inbox, is_lost=is_lost)
             raise

@@ -307,6 +307,8 @@ class RemotePrompt:
 
     def __init__(self, reader: _Reader) -> None:
         self._reader = reader
+        self.has_room = False
+        """Whether the room for its pages was sent, so that the engine may write there."""
 
     async def pages(
         self,
@@ -327,6 +329,7 @@ class RemotePrompt:
             return Room(front_end, stream, first_page, inbox, pool, pages, wants_digest)
 
         reader.give_room(room)
+        self.has_room = True
         while part is None or not part.is_last:
             answer = await reader.next()
             assert isinstance(answer, Pages)

@@ -544,8 +544,8 @@ def multiply(
     float32 `scales` [N]. K is a multiple of `LANES`. Weights in groups are int8 [N, K], or uint8
     [N, K / 2] (see `layers.weight`), with float32 `scales` [N, G] and perhaps `minimums` [N, G]; a
     group has K / G inputs, a power of two and a multiple of `LANES`, of 2 × `LANES` with uint8. All
-    are contiguous and on the CPU. Called by
-    several threads at once, one of them computes with the team and the others alone.
+    are contiguous and on the CPU. Called by several threads at once, one of them computes with the
+    team and the others alone.
     """
     in_groups = scales is not None and scales.dim() == 2  # more work than bytes, in every row
     kernel = _kernel(weights.dtype, in_groups, minimums is not None)

@@ -35,7 +35,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from llm.kernels.registry import PDL_CAPABILITY
 from llm.sampling.device.history import PenaltyHistory
 from llm.sampling.device.parts import (
     ACTIVE,
@@ -119,10 +118,6 @@ class Scratch:
         self.tile = tile = TILE_COLUMNS if tile is None else tile
         self.num_tiles = -(-vocab_size // tile)
         self.room = room = triton.next_power_of_2(self.num_tiles)
-        self.level = 0  # of launches behind another of the same row, see `KernelSet`
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= PDL_CAPABILITY:
-            self.level = 1
-
         divided = 0 if self.is_whole else max_rows
 
         def empty(width: int, dtype: torch.dtype) -> Tensor:
@@ -156,7 +151,8 @@ def sample_with_kernels(
     level: int = 0,
 ) -> Tensor:
     """See `sample_reference`. The tokens int32 [B] are in `out`; without it they are owned by the
-    scratch and valid until the next call. `level` of the first launch: see `KernelSet`.
+    scratch and valid until the next call. `level`: see `KernelSet`; the first launch over longer
+    rows follows a product of torch and does not start early.
     """
     num_rows = len(logits)
     tokens = scratch.workspace.tokens[:num_rows, 0] if out is None else out
@@ -176,23 +172,19 @@ def sample_with_kernels(
         history.latest,
         history.latest.stride(0),
     )
-    options: dict[str, Any] = {"enable_fp_fusion": False, "launch_pdl": level > 0}
+    options: dict[str, Any] = {"enable_fp_fusion": False, "level": level}
     if scratch.is_whole:
-        options |= {"num_warps": WHOLE_WARPS, "level": level}
+        options |= {"num_warps": WHOLE_WARPS, "launch_pdl": level > 0}
         columns = triton.next_power_of_2(logits.shape[1])
         _whole[(num_rows,)](inputs, tokens, columns=columns, **options)
         return tokens
     programs = min(scratch.num_tiles, -(-NUM_PROGRAMS // num_rows))
     workspace = scratch.workspace._replace(tokens=tokens)
-    options |= {
-        "tile": scratch.tile,
-        "room": scratch.room,
-        "level": int(max(level, scratch.level) > 0),
-    }
-    options |= {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS}
+    options |= {"tile": scratch.tile, "room": scratch.room}
+    options |= {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS, "launch_pdl": False}
     for launch in (_tops, _collect, _narrow, _narrow, _masses):
         launch[programs, num_rows](inputs, workspace, programs, **options)
-        options["launch_pdl"] = options["level"] > 0
+        options["launch_pdl"] = level > 0
     return tokens
 
 

@@ -133,7 +133,7 @@ class SamplingInputs(NamedTuple):
 
 
 class SamplerWorkspace(NamedTuple):
-    """Intermediate results of the launches. `room` is the number of tiles per row."""
+    """Intermediate results of the launches. `room`: tiles of a row, up to a power of two."""
 
     tops: Tensor  # float32 [B, room] the largest logit of each tile
     sums: Tensor  # float32 [B, room] about the mass of each tile, 1 for its largest logit
@@ -144,9 +144,7 @@ class SamplerWorkspace(NamedTuple):
     mass: Tensor  # int64 [B, room] kept by tile
     base: Tensor  # int64 [B, room] mass below the first LO by tile
     listed: Tensor  # int32 [B, room] deficits of the first [LO, HI) by tile
-    lists: (
-        Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles that have no more than slots
-    )
+    lists: Tensor  # int32 [B, num_tiles, slots] these deficits, of tiles with at most `slots`
     num_tiles: int
     ties: Tensor  # int32 [B, room] by tile
     tokens: Tensor  # int32 [B]

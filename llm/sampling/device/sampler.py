@@ -76,8 +76,8 @@ class DeviceSampler:
     """Sampler for logits [B, vocab_size] on `device`, with B up to `max_rows`.
 
     Histories of `num_histories` (default `max_rows`) penalised requests are kept at once; each
-    takes 2 × `vocab_size` + 4 × `max_window` bytes. `level` is the kernels' launch level (see
-    `KernelSet`) where others run with it. Not thread-safe.
+    takes 2 × `vocab_size` + 4 × `max_window` bytes. `level` is the kernels' launch level, see
+    `KernelSet`. Not thread-safe.
     """
 
     def __init__(

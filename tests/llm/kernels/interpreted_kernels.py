@@ -4,6 +4,8 @@ Triton's interpreter.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -85,6 +87,36 @@ class OnlyCompiled:
 
     def __getitem__(self, grid: object) -> object:
         return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(
+    ("tile", "early"), [(256, [False, True, True, True, True]), (None, [True])]
+)
+def test_launches_start_early_only_at_a_launch_level(
+    monkeypatch: pytest.MonkeyPatch, tile: int | None, early: list[bool]
+) -> None:
+    launched: list[dict[str, Any]] = []
+
+    class Recorded:
+        """In place of a kernel."""
+
+        def __getitem__(self, grid: object) -> object:
+            return lambda *_, **options: launched.append(dict(options))
+
+    for name in ("_whole", "_tops", "_collect", "_narrow", "_masses"):
+        monkeypatch.setattr(kernels, name, Recorded())
+    sampler = DeviceSampler(1000, CPU, 2, max_window=64)
+    buffers, scratch = sampler.create_buffers(), kernels.Scratch(1000, CPU, 2, tile)
+    logits, history = torch.zeros(2, 1000), sampler._history
+    for level in range(3):
+        launched.clear()
+        kernels.sample_with_kernels(
+            logits, buffers.records, buffers.masks, history, scratch, level=level
+        )
+        assert [options["launch_pdl"] for options in launched] == (
+            early if level else [False] * len(early)
+        )
+        assert {options["level"] for options in launched} == {level}
 
 
 def test_launches_behind_one_that_is_only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,12 @@ class Comparison:
         records, followed = buffers.records.cpu().clone(), on_cpu(history)
         expected = sample_reference(logits, records, buffers.masks.cpu(), followed)
         found = sample_with_kernels(
-            logits.to(device), buffers.records, buffers.masks, history, scratch
+            logits.to(device),
+            buffers.records,
+            buffers.masks,
+            history,
+            scratch,
+            level=int(device.type == "cuda"),
         )
         assert found.tolist() == expected.tolist(), (step, found, expected, batch)
         assert torch.equal(buffers.records.cpu(), records)

@@ -1,4 +1,6 @@
-"""`pdl_level` as an argument of FlashInfer, which is replaced by recording modules here."""
+"""`pdl_level` as an argument of FlashInfer, which is replaced by recording modules here, and of the
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from llm.attention.base import AttentionBackend, AttentionOptions
 from llm.kv_cache.kv_pool import KVPool
 from llm.runner import model_runner
 from llm.runner.model_runner import ModelRunner
+from llm.sampling.device.sampler import DeviceSampler
 from tests.llm.llama_checkpoints import pipeline_config, write_llama
 
 OURS = ("flashinfer_kernels", "flashinfer")
@@ -87,7 +90,7 @@ def test_every_call_of_flashinfer_gets_the_level(flashinfer: Any, enable_pdl: bo
 
 
 @pytest.mark.parametrize(("level", "enable_pdl"), [(0, False), (1, True), (2, True)])
-def test_the_level_becomes_the_attentions(
+def test_the_level_becomes_the_attentions_and_the_samplers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, enable_pdl: bool
 ) -> None:
     """With the session as on a device: on the host its level is 0."""
@@ -98,10 +101,21 @@ def test_the_level_becomes_the_attentions(
         asked.append(options)
         return create(name, pool, options)
 
+    class Sampler(DeviceSampler):
+        """Records its level."""
+
+        def __init__(self, *args: Any, level: int, **options: Any) -> None:
+            super().__init__(*args, level=level, **options)
+            levels.append(level)
+
+    levels: list[int] = []
+    monkeypatch.setattr(model_runner, "DeviceSampler", Sampler)
     monkeypatch.setattr(model_runner, "create_attention_backend", recording)
     runner = ModelRunner(pipeline_config(write_llama(tmp_path / "llama")))
     runner.initialize()
     runner.session.pdl_level = level
     runner.init_attention_backend()
     assert [options.enable_pdl for options in asked] == [False, enable_pdl]
+    runner.sample_on_device()
+    assert levels == [level]
     runner.shutdown()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -117,3 +119,27 @@ def test_an_error_ends_the_mode(normalise: Any) -> None:
     normalise(*inputs(torch.float32))
     assert Launcher.count == 1
     assert compile_together(lambda: None) == 0
+
+
+def test_engines_that_start_at_once_compile_one_after_the_other(normalise: Any) -> None:
+    from triton import knobs
+
+    order, second_begun = [], Event()
+
+    def second() -> None:
+        second_begun.set()
+        normalise(*inputs(torch.bfloat16))
+        order.append("second")
+
+    def first() -> None:
+        found.append(pool.submit(compile_together, second))
+        second_begun.wait(0.2)  # it waits, so that it counts its own kernels
+        normalise(*inputs(torch.float32))
+        order.append("first")
+
+    found: list[Any] = []
+    with ThreadPoolExecutor() as pool:
+        assert compile_together(first) == 1
+        assert found[0].result() == 1
+    assert order == ["first", "second"]
+    assert knobs.compilation.listener is None

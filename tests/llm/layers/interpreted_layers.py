@@ -635,7 +635,7 @@ def test_decoding_a_few_rows(
     num_pages, dtype = sum(map(len, batch.pages)) + 1, torch.float32
     pool = KVPool(1, num_pages, page_size, kv_heads, size, FLOAT8 if is_float8 else dtype)
     pool.storage[0].copy_(normal(*pool.storage[0].shape).to(pool.dtype))
-    options = AttentionOptions(heads, dtype, (window,), soft_cap, few_rows_level=0)
+    options = AttentionOptions(heads, dtype, (window,), soft_cap, decode_level=0)
     query = normal(len(contexts), heads + 3, size)[:, :heads]
     expected = PlannedAttention.create(batch, GatheredBackend(pool, options))
     own = FewRowsDecode(pool, options, PageLists.of(batch, 0, len(contexts)))
@@ -666,7 +666,7 @@ def test_decoding_many_rows(
     num_pages, dtype = sum(map(len, batch.pages)) + 1, torch.float32
     pool = KVPool(1, num_pages, page_size, kv_heads, size, FLOAT8 if is_float8 else dtype)
     pool.storage[0].copy_(normal(*pool.storage[0].shape).to(pool.dtype))
-    options = AttentionOptions(heads, dtype, (window,), soft_cap, few_rows_level=0)
+    options = AttentionOptions(heads, dtype, (window,), soft_cap, decode_level=0)
     query = normal(len(contexts) + 1, heads + 3, size)[:, :heads]
     counterpart = PlannedAttention.create(batch, GatheredBackend(pool, options))
     expected = counterpart.attend_stored(0, query)

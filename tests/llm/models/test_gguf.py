@@ -179,6 +179,26 @@ def test_matrices_are_read_ahead_in_any_order(
     broken.close()
 
 
+def test_matrices_that_are_passed_over_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    form, count = gguf.GGMLQuantizationType.Q4_0, 64
+    data = np.zeros((64, 64 // 32 * 18), np.uint8)
+    tensors = {f"blk.{layer}.attn_q.weight": (data, form) for layer in range(count)}
+    weights = GGUFWeights(write_gguf(tmp_path / "x.gguf", tensors, {}))
+    names = list(weights.packed_bytes())
+    one = weights.groups(names[0])
+    assert one is not None
+    size, before = one.values.nbytes + one.scales.nbytes, tensor_bytes()
+    assert all(weights.groups(name) is not None for name in names[3::4])
+    assert tensor_bytes() < before + 16 * size  # 6 that wait, 3 that are being read
+    found = weights.groups(names[1])
+    assert found is not None
+    assert torch.equal(found.values, one.values)
+    weights.close()
+
+
 def tensor_bytes() -> int:
     """Return the memory of all tensors."""
     gc.collect()

@@ -303,6 +303,32 @@ def test_pages_that_may_be_written_are_not_used(
     run(scenario)
 
 
+def test_pages_are_free_at_once_if_no_engine_knows_them(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost between the claim and the message with its pages."""
+    claim = DecodeClient._claim
+    claimed: list[PageTransfer] = []
+
+    async def and_lose(self: DecodeClient, *arguments: Any) -> None:
+        await claim(self, *arguments)
+        self._prefills[0]._link._break()
+        self._transfer.is_on_gpu = True
+        claimed.append(self._transfer)
+
+    async def scenario() -> None:
+        (asked,) = requests(length=200, count=1)
+        (expected,) = await parts.oracle(text_checkpoint, [asked])
+        monkeypatch.setattr(DecodeClient, "_claim", and_lose)
+        async with roles(text_checkpoint) as served:
+            assert await tokens_of(served.client, asked) == (expected, 0)
+            assert claimed == [served.client._transfer]
+            assert not served.client._releasing
+            await served.check_released()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("place", ["no shared memory", "full", "another machine"])
 def test_pages_travel_in_messages_without_shared_memory(
     text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
