@@ -1,4 +1,4 @@
-"""How far a voice's pitch rises at the end of a line: what makes a question sound like one."""
+"""The rise of a pitch at the end of a line, by which a question is heard as one."""
 
 from __future__ import annotations
 
