@@ -32,6 +32,7 @@ from training.speech_lm.vocabulary import FIRST_CODE, Symbols
 @pytest.fixture
 def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    monkeypatch.setattr("training.speech_lm.train.HELD_OUT_TOKENS", 512)
     write_tables(tmp_path)
     (tmp_path / "tokens").mkdir()
     for number in range(2):
