@@ -6,7 +6,7 @@ and its sounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,32 +35,32 @@ def target_mask(tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Ids [B, T] and targets: flat positions and their tokens."""
+    """Ids [B, T] and targets: flat positions, their tokens and how much each counts."""
 
     ids: Tensor
     chosen: Tensor
     targets: Tensor
+    weights: Tensor  # float32
 
     def pinned(self) -> Batch:
         """Return the batch in pinned memory, from which the device copies asynchronously."""
-        return Batch(*(t.pin_memory() for t in (self.ids, self.chosen, self.targets)))
+        parts = self.ids, self.chosen, self.targets, self.weights
+        return Batch(*(part.pin_memory() for part in parts))
 
 
-def assemble(
-    rows: list[np.ndarray], length: int, size: int,
-    wanted: Callable[[np.ndarray], np.ndarray] = target_mask,
-) -> Batch:  # fmt: skip
-    """Pad documents to one length; missing rows are padding. `wanted`: what is to be predicted."""
+def assemble(rows: Sequence[tuple[np.ndarray, np.ndarray]], length: int, size: int) -> Batch:
+    """Pad documents to one length; missing rows are padding. A row's second part says how much each
+    of its tokens counts as a target; 0: it is not predicted."""
     ids = np.full((size, length + 1), PAD, np.int64)
-    mask = np.zeros((size, length + 1), bool)
-    for row, document in enumerate(rows):
-        tokens = document[: length + 1]
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = wanted(tokens)
-    chosen = np.flatnonzero(mask[:, 1:])
+    counts = np.zeros((size, length + 1), np.float32)
+    for row, (tokens, weights) in enumerate(rows):
+        ids[row, : len(tokens)] = tokens[: length + 1]
+        counts[row, : len(tokens)] = weights[: length + 1]
+    weights = counts[:, 1:].reshape(-1)
+    chosen = np.flatnonzero(weights)
     targets = ids[:, 1:].reshape(-1)[chosen]
     inputs = np.ascontiguousarray(ids[:, :-1])
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(chosen), torch.from_numpy(targets))
+    return Batch(*map(torch.from_numpy, (inputs, chosen, targets, weights[chosen])))
 
 
 Plan = tuple[int, list[tuple[int, int]]]  # bucket length, (part, document) of each row

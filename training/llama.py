@@ -134,8 +134,12 @@ class LanguageModel(nn.Module):
         levels = self.level_embedding(self.level_index).sum(1)
         return self.embedding.weight + F.pad(levels, (0, 0, FIRST_CODE, 0))
 
-    def loss(self, ids: Tensor, chosen: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
-        """Return the mean cross-entropy of `targets` at the flat positions `chosen` of ids [B, T].
+    def loss(
+        self, ids: Tensor, chosen: Tensor, targets: Tensor, weight: float = 1.0,
+        weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the mean cross-entropy of `targets` [N] at the flat positions `chosen` of ids
+        [B, T], each counted as often as `weights` [N] says.
 
         In documents of the phoneme task a target counts `weight` times: most of them are soon
         correct, and next to the codes' noise little of their gradient would remain. There is no
@@ -156,6 +160,8 @@ class LanguageModel(nn.Module):
             F.linear(hidden, table.to(hidden.dtype)).float(), targets, reduction="none"
         )
         counts = torch.where(is_phonemes, weight, 1.0)[chosen // length]
+        if weights is not None:
+            counts = counts * weights
         return (each * counts).sum() / counts.sum()
 
 

@@ -13,7 +13,8 @@ WORDS = {
     for name, value in tomllib.loads((Path(__file__).parent / "words.toml").read_text()).items()
 }
 ONES, TENS = WORDS["ones"], WORDS["tens"]
-VERBS_WITH_A_THING, TAILS = 0.6, 0.4  # shares of yes/no questions
+VERBS_WITH_A_THING, TAILS = 0.6, 0.4  # shares of questions
+MOST_ASKED = 9  # words of a question
 THINGS = (
     " the {n}",
     " the {n}",
@@ -72,12 +73,22 @@ def fill(rng: random.Random, first_names: list[str]) -> str:
     return text[0].upper() + text[1:]
 
 
-def question(rng: random.Random, first_names: list[str]) -> str:
-    """Return a question that is answered with yes or no."""
+def question(rng: random.Random, first_names: list[str], kind: str = "asked") -> str:
+    """Return a short question: `asked` (answered with yes or no), `tagged` (a statement with a
+    question behind it) or `wh` (who, what, where; and one thing or the other)."""
+    while len((text := _asked(rng, first_names, kind)).split()) > MOST_ASKED:
+        pass
+    return text
+
+
+def _asked(rng: random.Random, first_names: list[str], kind: str) -> str:
     values: dict[str, str] = {
         **{key: rng.choice(WORDS["nouns"]) for key in "nmk"},
         **{key: rng.choice(WORDS["adjectives"]) for key in "ab"},
         **{key: rng.choice(first_names) for key in "FG"},
+        "v": rng.choice(WORDS["verbs"]),
+        "p": rng.choice(WORDS["places"]),
+        "t": rng.choice(WORDS["times"]),
         "r": rng.choice(WORDS["persons"]),
         "D": rng.choice(WORDS["days"]),
         "M": rng.choice(WORDS["months"]),
@@ -90,7 +101,8 @@ def question(rng: random.Random, first_names: list[str]) -> str:
     parts = {"P": rng.choice(WORDS["people"]), "s": rng.choice(WORDS["states"])}
     forms = enumerate(verb.split())
     parts |= {str(n): f"{form.replace('~', ' ')}{thing}{tail}" for n, form in forms}
-    whole = rng.choice(WORDS["asked"])
+    whole = rng.choice(WORDS[kind])
     for _ in range(2):  # parts have fields of their own
         whole = re.sub(r"\{(\w)\}", lambda found: (parts | values)[found[1]], whole)
+    whole = re.sub(r"\ba (?=[aeio]|um)", "an ", whole)
     return whole[0].upper() + whole[1:]

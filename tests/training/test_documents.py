@@ -36,7 +36,8 @@ def test_targets_are_codes_and_ends_and_sounds_alone() -> None:
 
 def test_a_batch_predicts_each_target_from_what_is_before_it() -> None:
     length = max(map(len, ROWS))
-    batch = assemble(ROWS, length, 4)
+    weighted = [(row, (n + 1.0) * target_mask(row)) for n, row in enumerate(ROWS)]
+    batch = assemble(weighted, length, 4)
     assert batch.ids.shape == (4, length)
     assert (batch.ids[3] == PAD).all()
     expected = [
@@ -45,6 +46,7 @@ def test_a_batch_predicts_each_target_from_what_is_before_it() -> None:
         for at in np.flatnonzero(target_mask(tokens))
     ]
     assert list(zip(batch.chosen.tolist(), batch.targets.tolist(), strict=True)) == expected
+    assert batch.weights.tolist() == [1.0 + at // length for at, _ in expected]
 
 
 def test_batches_are_full_and_of_one_length() -> None:

@@ -49,6 +49,15 @@ def test_a_sound_counts_as_often_as_its_weight_says(weight: float) -> None:
     assert float(whole) == pytest.approx(float((speech + weight * sounds) / (1 + weight)), rel=1e-5)
 
 
+def test_a_target_counts_as_often_as_its_own_weight_says() -> None:
+    weights = torch.tensor([1.0, 5.0, 1.0, 1.0, 1.0, 1.0])
+    network, again = model(), torch.tensor([0, 1, 1, 1, 1, 1, 2, 3, 4, 5])
+    with torch.no_grad():
+        once = network.loss(IDS, CHOSEN, TARGETS, 2.0, weights)
+        often = network.loss(IDS, CHOSEN[again], TARGETS[again], 2.0)
+    assert float(once) == pytest.approx(float(often), rel=1e-5)
+
+
 def test_nothing_is_dropped_where_phones_are_asked_for() -> None:
     dropping = model(0.3)
     found = [[float(loss(dropping, slice(row, row + 1))) for _ in range(4)] for row in (0, 1)]

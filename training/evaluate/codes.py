@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, Report, lines_of, publish
-from training.evaluate.melody import PLANNED_HOP_S, planned_pitch, steady
+from training.evaluate.melody import PLANNED_HOP_S, planned_pitch
 from training.evaluate.phonemes import (
     BETWEEN,
     SENTENCE,
@@ -25,11 +25,11 @@ from training.evaluate.phonemes import (
     judging_words,
     of_words,
 )
-from training.evaluate.pitch import rise_at_end
-from training.evaluate.prosody import QUESTIONS, RISES, lengths, rising
+from training.evaluate.prosody import QUESTIONS, lengths, rising
 from training.evaluate.reading import POINT_S, PhoneReader
 from training.evaluate.systems import THEIRS, Teacher, VoicedLine, in_turn
 from training.kokoro.packages import symbols
+from training.rises import RISES, rise_at_end, steady
 from training.speech_codec.coder import Coder, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_lm.vocabulary import Symbols

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 
 from decoder.codecs.source_filter.modules import SpeechCodec
-from training.evaluate.pitch import LOWEST_HZ
 from training.evaluate.systems import Teacher, VoicedLine
 from training.kokoro.studio import PITCH_GRID
 from training.kokoro.vocoder import SAMPLE_RATE
+from training.rises import steady
 from training.speech_codec.checkpoint import load
 from tts.config.defaults import embedded_folder
 
 PLANNED_HOP_S = PITCH_GRID / SAMPLE_RATE
 VOICED = 0.5  # voicing, from 0 to 1
-GLIDE_S = 0.025
 
 
 def planned_pitch(teacher: Teacher, lines: Sequence[VoicedLine]) -> list[np.ndarray]:
@@ -31,15 +30,6 @@ def planned_pitch(teacher: Teacher, lines: Sequence[VoicedLine]) -> list[np.ndar
     plan = teacher.plan([(teacher.phonemes(*line), line[1]) for line in lines])
     ends = zip(plan["start"] // PITCH_GRID, plan["end"] // PITCH_GRID, strict=True)
     return [steady(plan["pitch"][start:end], PLANNED_HOP_S) for start, end in ends]
-
-
-def steady(pitch: np.ndarray, hop_s: float) -> np.ndarray:
-    """Return a pitch in Hz [T], one value in every `hop_s`, NaN where there is no voice and next to
-    such a place."""
-    voiced = pitch > LOWEST_HZ
-    for _ in range(round(GLIDE_S / hop_s)):
-        voiced = voiced & np.append(voiced[1:], False) & np.append(False, voiced[:-1])
-    return np.where(voiced, pitch, np.nan)
 
 
 class DecoderPitch:

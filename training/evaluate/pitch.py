@@ -6,17 +6,16 @@ import numpy as np
 import soxr
 
 from benchmarks.understood import Clip
+from training.rises import LOWEST_HZ
 
 RATE = 8_000
 HOP, WINDOW = 80, 480  # samples: 10 ms, and 60 ms, three periods of the lowest pitch
-LOWEST_HZ, HIGHEST_HZ = 55.0, 500.0
+HIGHEST_HZ = 500.0
 VOICED = 0.6  # autocorrelation of a frame with voice
 NEARLY = 0.88  # share of the best peak at which a shorter period is preferred: no octave below
 LOUD_DB = 30.0  # below the loudest frame: quieter ones have no voice
 MEDIAN = 5  # frames
 HOP_S = HOP / RATE
-END_S, BEFORE_S = 0.05, 0.3  # the last voiced part of a sentence, and what is before it
-FEWEST_S = 0.12  # of both with voice, otherwise there is no rise
 
 
 def pitch_of(clip: Clip) -> np.ndarray:
@@ -43,17 +42,6 @@ def median_pitch(clip: Clip) -> float:
     """Return the median pitch of a clip in Hz; NaN without voice."""
     pitch = pitch_of(clip)
     return float(np.median(pitch[pitch > 0])) if np.any(pitch > 0) else float("nan")
-
-
-def rise_at_end(pitch: np.ndarray, hop_s: float) -> float:
-    """Return how far the end of a pitch in Hz [T], NaN without voice, is above its lowest value
-    shortly before, in semitones; NaN without voice. A value is `hop_s` seconds long."""
-    voiced = np.flatnonzero(pitch > 0)
-    at = voiced[voiced > voiced[-1] - (END_S + BEFORE_S) / hop_s] if len(voiced) else voiced
-    if len(at) * hop_s < FEWEST_S:
-        return float("nan")
-    semitones, last = 12 * np.log2(pitch[at]), round(END_S / hop_s)
-    return float(np.median(semitones[-last:]) - semitones[:-last].min())
 
 
 def _autocorrelation(frames: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.report import Figure, Report, lines_of, publish
 from benchmarks.understood import Clip, Speaker
 from training.evaluate.melody import PLANNED_HOP_S, DecoderPitch, planned_pitch
-from training.evaluate.pitch import HOP_S, pitch_of, rise_at_end
+from training.evaluate.pitch import HOP_S, pitch_of
 from training.evaluate.reading import CodeClient, load_with_codes
 from training.evaluate.systems import (
     THEIRS,
@@ -30,10 +30,10 @@ from training.evaluate.systems import (
     in_turn,
     speaker_of,
 )
+from training.rises import RISES, rise_at_end
 from tts.api.voice import LoadedVoice
 
 QUESTIONS = Path(__file__).parents[1] / "questions.txt"
-RISES = 1.0  # semitones
 LEAST_RISING = 0.8
 SHORTEST, LONGEST = 0.6, 1.6  # share of the teacher's duration
 RUNAWAY = 2.5

@@ -17,18 +17,23 @@ from pathlib import Path
 from training.corpus import HELD_OUT
 from training.templates import WORDS, fill, letters, number, question
 
-SHARES = {
-    "long": 0.14,  # 120 characters and more
-    "prose": 0.24,
-    "question": 0.12,
-    "yes or no": 0.12,  # questions
-    "exclamation": 0.06,
-    "dialogue": 0.07,
-    "list": 0.06,
-    "template": 0.1,  # numbers, dates, names
-    "clause": 0.05,  # without an end: a line that stops at a comma
-    "short": 0.04,  # a word or two
+SHARES = {  # of lines that do not ask
+    "long": 0.18,  # 120 characters and more
+    "prose": 0.32,
+    "exclamation": 0.08,
+    "dialogue": 0.09,
+    "list": 0.08,
+    "template": 0.13,  # numbers, dates, names
+    "clause": 0.07,  # without an end: a line that stops at a comma
+    "short": 0.05,  # a word or two
 }
+ASKED = {  # of questions; all but the first kind are short ones by templates
+    "question": 0.25,
+    "yes or no": 0.5,
+    "tag": 0.1,  # "..., isn't it?"
+    "open": 0.15,  # who, what, where; and "... or ...?"
+}
+QUESTIONS = 0.24  # of all lines
 OPENERS = ("Oh", "Well", "Look", "Listen", "Yes", "No", "Stop", "Wait", "Help", "Great", "Sorry")
 SAID = ("said", "asked", "answered", "whispered", "shouted", "replied", "cried", "called")
 NAMES = (
@@ -93,8 +98,14 @@ def counted(rng: random.Random) -> str:
     return f"It says {letters(rng)}."
 
 
-def choose(corpus: Sequence[str], count: int, seed: int) -> list[str]:
-    """`count` different lines with the SHARES of kinds, shuffled."""
+def shares(questions: float) -> dict[str, float]:
+    """Shares of all kinds where this share of the lines asks."""
+    others = {kind: (1 - questions) * share for kind, share in SHARES.items()}
+    return others | {kind: questions * share for kind, share in ASKED.items()}
+
+
+def choose(corpus: Sequence[str], count: int, seed: int, questions: float = QUESTIONS) -> list[str]:
+    """About `count` different lines, of which a share are questions, shuffled."""
     rng = random.Random(seed)
     by_kind: dict[str, list[str]] = defaultdict(list)
     for line in corpus:
@@ -106,10 +117,12 @@ def choose(corpus: Sequence[str], count: int, seed: int) -> list[str]:
         "exclamation": lambda: exclamation(rng, short),
         "template": lambda: counted(rng),
         "yes or no": lambda: question(rng, list(NAMES)),
+        "tag": lambda: question(rng, list(NAMES), "tagged"),
+        "open": lambda: question(rng, list(NAMES), "wh"),
     }
     judged = {line for path in HELD_OUT for line in path.read_text(encoding="utf-8").splitlines()}
     chosen: dict[str, None] = {}
-    for kind, share in SHARES.items():
+    for kind, share in shares(questions).items():
         wanted = round(share * count)
         found = by_kind[kind] if kind != "dialogue" else []
         lines = rng.sample(found, min(wanted, len(found)))
@@ -125,10 +138,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--count", type=int, default=24_000)
+    parser.add_argument("--questions", type=float, default=QUESTIONS, help="share of the lines")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
-    lines = choose(args.corpus.read_text().splitlines(), args.count, args.seed)
+    corpus = args.corpus.read_text().splitlines()
+    lines = choose(corpus, args.count, args.seed, args.questions)
     args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(lines)} lines, {sum(map(len, lines))} characters")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from training.corpus import PACKAGES
 from training.kokoro.convert import VOICES_FILE
+from training.kokoro.lines import QUESTIONS
 from training.kokoro.packages import SYMBOLS
 from training.kokoro.phonemes import ACCENTS, table
 
@@ -31,10 +32,11 @@ class Stage:
     leaves: Path
 
 
-def stages(out: Path, lines: int) -> list[list[Stage]]:
+def stages(out: Path, lines: int, questions: float = QUESTIONS) -> list[list[Stage]]:
     """All stages, group after group."""
     teacher, package, phonemes = out / "teacher", out / "teacher" / "package", out / "phonemes"
     voices, corpus, spoken = teacher / VOICES_FILE, out / "corpus.txt", out / "lines.txt"
+    choose = "--corpus", corpus, "--count", lines, "--questions", questions, "--out", spoken
     spell = (
         "--lines", spoken, "--package", package, "--out", phonemes, "--made-up", lines // 4,
         "--accents",
@@ -46,7 +48,7 @@ def stages(out: Path, lines: int) -> list[list[Stage]]:
         ],
         [
             Stage("kokoro.convert", ("--package", package, "--out", teacher), voices),
-            Stage("kokoro.lines", ("--corpus", corpus, "--count", lines, "--out", spoken), spoken),
+            Stage("kokoro.lines", choose, spoken),
         ],
         [Stage("kokoro.phonemes", (*spell, accent), table(phonemes, accent)) for accent in ACCENTS],
     ]
@@ -72,11 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--packages", action="store_true", help="print the corpus' Debian packages")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--lines", type=int, default=150_000, help="at most")
+    parser.add_argument("--questions", type=float, default=QUESTIONS, help="share of the lines")
     args = parser.parse_args(argv)
     if args.packages:
         print(*PACKAGES)
         return
-    for group in stages(args.out, args.lines):
+    for group in stages(args.out, args.lines, args.questions):
         run(group)
 
 

@@ -10,7 +10,8 @@ Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process'
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
 all else on the last one; studios speak on all but the last one of several. With --coder FILE codes
 are those of an earlier visit; --start and --lm-start continue its decoder and its language model
-(or that of an exported voice). With --only-lm there are plans and the language model, no sound.
+(or that of an exported voice). With --only-lm there are plans and the language model, no sound;
+planners then may be on the last --planner-gpus GPUs, with a process that writes tokens on each.
 What comes after `--` goes to `training.speech_codec.train`, after a second `--` to
 `training.speech_lm.train`.
 """
@@ -160,10 +161,15 @@ class Visit:
                 "--out", self.takes, "--seconds", args.synthesis, "--sessions", args.sessions,
             ])  # fmt: skip
         for number in range(args.planners):
-            self._studio(f"planner{number}", self.gpus - 1, 1000 + args.seed + number, [
+            gpu, seed = self._planning_gpu(number), 1000 + args.seed + number
+            self._studio(f"planner{number}", gpu, seed, [
                 "--out", self.plans, "--seconds", args.planning, "--sessions", args.sessions,
                 "--silent",
             ])  # fmt: skip
+
+    def _planning_gpu(self, number: int) -> int:
+        """One of the last `planner_gpus` ones, in turn."""
+        return max(0, self.gpus - 1 - number % self.args.planner_gpus)
 
     def _start_language_model(self) -> None:
         """It compiles while there is nothing to learn yet, and begins when all tokens are there."""
@@ -220,10 +226,14 @@ class Visit:
 
     def _tokenise(self) -> None:
         """Write the tokens of all plans as they come; the language model waits for them."""
-        self.processes.start("tokenise", self.gpus - 1, "training.speech_codec.tokenise", [
-            "--plans", self.plans, "--coder", self.coder, "--design", self.args.design,
-            "--out", self.out / "tokens", "--until", self.plans / FINISHED,
-        ])  # fmt: skip
+        parts = self.args.planner_gpus
+        for part in range(parts):
+            gpu = self._planning_gpu(part)
+            self.processes.start(f"tokenise{part}", gpu, "training.speech_codec.tokenise", [
+                "--plans", self.plans, "--coder", self.coder, "--design", self.args.design,
+                "--out", self.out / "tokens", "--until", self.plans / FINISHED,
+                "--part", part, "--parts", parts,
+            ])  # fmt: skip
         self.processes.wait("planner")
         (self.plans / FINISHED).touch()
         self.processes.wait("tokenise")
@@ -282,6 +292,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="of the first studio, below 1000; planners add it to 1000",
     )
     parser.add_argument("--planners", type=int, default=2, help="processes")
+    parser.add_argument("--planner-gpus", type=int, default=1, help="the last ones")
     parser.add_argument("--sessions", type=int, default=60, help="per take")
     parser.add_argument(
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"

@@ -3,7 +3,8 @@
     python -m training.speech_codec.tokenise --plans runs/plans \
         --coder runs/coder/coder.safetensors --out runs/tokens [--until runs/plans/finished]
 
-With --until it runs until that file is there and every plan is done. OUT/tokens_SEED_NUMBER.npz,
+With --until it runs until that file is there and every plan is done; of several at once each takes
+the plans of some seeds (--part 0 --parts 2). OUT/tokens_SEED_NUMBER.npz,
 of a plan's name, holds:
     codes      uint16 [C]     all lines one after the other
     size       uint16 [L]     codes of each line
@@ -11,6 +12,8 @@ of a plan's name, holds:
     row        uint32 [L]     number in the accent's table of phonemes and texts
     symbols    uint8 [L]      of the line, with the one before and the one after it
     durations  uint8 [D]      of all symbols, in the teacher's frames of 25 ms
+    voiced     uint16 [L]     codes of each line up to where its voice ends; 0 without voice
+    rise       float16 [L]    semitones by which its pitch rises there (`training.rises`), or NaN
     voice      int16 [N]      number of a named voice among the English ones, -1: a mixture, whose
                               name is this file's and the session's number
     accent     uint8 [N]
@@ -30,6 +33,7 @@ import torch
 from torch import Tensor
 
 from training.kokoro.vocoder import SAMPLE_RATE
+from training.rises import rise_at_end, steady
 from training.speech_codec.coder import Coder, load_coder, points_of
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import CURVE_GRID, POINT, plan_at
@@ -89,23 +93,43 @@ def tokens(
     ends = np.append(first[1:], CURVE_GRID * len(plan["pitch"]))
     style = torch.from_numpy(plan["style"]).to(device).float()
     rows = [coder.voice(style, error)[1] for error in ERRORS]
+    hop = coder.sizes.points_per_code * POINT
+    voiced, rise = ends_of_voice(plan["pitch"], first, ends, hop)
     return {
         "codes": codes.cpu().numpy().astype(np.uint16),
-        "size": (-(-(ends - first) // (coder.sizes.points_per_code * POINT))).astype(np.uint16),
+        "size": (-(-(ends - first) // hop)).astype(np.uint16),
         "session": plan["lines"][:, 0].astype(np.uint16),
         "row": plan["row"].astype(np.uint32),
         "symbols": plan["symbols"].astype(np.uint8),
         "durations": plan["durations"],
+        "voiced": voiced,
+        "rise": rise,
         "voice": plan["voice"],
         "accent": plan["accent"],
         "rows": torch.stack(rows, 1).cpu().numpy().astype(np.uint16),
     }
 
 
-def waiting(plans: Path, out: Path) -> list[Path]:
-    """Finished plans without tokens."""
+def ends_of_voice(
+    pitch: np.ndarray, first: np.ndarray, ends: np.ndarray, hop: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For lines of the samples `first` to `ends` [L] of a plan's pitch: codes (of `hop` samples) up
+    to the last voice, uint16 [L], and the rise there in semitones, float16 [L]."""
+    voiced, rise = np.zeros(len(first), np.uint16), np.full(len(first), np.nan, np.float16)
+    for line, (start, end) in enumerate(zip(first // CURVE_GRID, ends // CURVE_GRID, strict=True)):
+        own = steady(pitch[start:end].astype(np.float64), CURVE_GRID / SAMPLE_RATE)
+        spoken = np.flatnonzero(own > 0)
+        if len(spoken):
+            voiced[line] = -(-(int(spoken[-1]) + 1) * CURVE_GRID // hop)
+        rise[line] = rise_at_end(own, CURVE_GRID / SAMPLE_RATE)
+    return voiced, rise
+
+
+def waiting(plans: Path, out: Path, part: int = 0, parts: int = 1) -> list[Path]:
+    """Finished plans without tokens, of every `parts`-th seed from `part` on."""
     found = sorted(plans.glob("plan_*[0-9].npz"))
-    return [path for path in found if not result(path, out).exists()]
+    mine = [path for path in found if int(path.stem.split("_")[1]) % parts == part]
+    return [path for path in mine if not result(path, out).exists()]
 
 
 def result(plan: Path, out: Path) -> Path:
@@ -129,7 +153,7 @@ def follow(args: argparse.Namespace) -> None:
     began, codes = time.monotonic(), 0
     while True:
         last = args.until is None or args.until.exists()  # before the look for plans
-        for path in waiting(args.plans, args.out):
+        for path in waiting(args.plans, args.out, args.part, args.parts):
             with np.load(path) as stored:
                 found = tokens(dict(stored), coder, device)
             write(found, result(path, args.out))
@@ -149,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
     parser.add_argument("--until", type=Path, help="run until this file is there")
     parser.add_argument("--seed", type=int, default=0, help="of the voice tokens' errors")
+    parser.add_argument("--part", type=int, default=0, help="which of several at once this is")
+    parser.add_argument("--parts", type=int, default=1, help="how many work at once")
     follow(parser.parse_args(argv))
 
 

@@ -22,7 +22,13 @@ from training.kokoro.made_up import NO_LETTERS
 from training.speech_lm.speech import Speech
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPELLED
-from training.vocabulary import END_OF_SPEECH, END_OF_TEXT, PHONEMES, START_OF_SPEECH
+from training.vocabulary import (
+    END_OF_SPEECH,
+    END_OF_TEXT,
+    FIRST_CODE,
+    PHONEMES,
+    START_OF_SPEECH,
+)
 
 BUCKETS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
 BREAK = 0.5  # chance that the next line of a track begins another document
@@ -52,6 +58,20 @@ class Documents:
     way: np.ndarray
     row: np.ndarray
     length: np.ndarray  # in tokens, at most
+    only_ends: bool = False  # of the targets those that say how a question's pitch ends
+
+    def weighted(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Document i, and how much each of its tokens counts as a target, float32."""
+        tokens, speech = self.tokens(i), self.speech
+        weights = wanted(tokens, speech.voice_tokens).astype(np.float32)
+        codes = np.flatnonzero(tokens >= FIRST_CODE)[speech.voice_tokens :]
+        places = speech.places(self.order[self.at[i] : self.at[i] + self.count[i]])
+        if self.only_ends:
+            weights[:] = 0
+            weights[codes] = speech.ending[places]
+        else:
+            weights[codes] = speech.weight[places]
+        return tokens, weights
 
     def tokens(self, i: int) -> np.ndarray:
         """Document i, int16."""
@@ -166,14 +186,20 @@ def choose_rows(
     return np.where(fixed, -1, row)
 
 
-def held_out(speech: Speech, texts: Texts, way: int) -> Documents:
-    """Lines that are not trained on, each as a document, always with the same rows."""
+def held_out(
+    speech: Speech, texts: Texts, way: int, chosen: np.ndarray | None = None,
+    *, only_ends: bool = False,
+) -> Documents:  # fmt: skip
+    """Lines that are not trained on, each as a document, always with the same rows. `chosen`: bool
+    for each text, whether its lines are among them."""
     order = speech.held_out
+    if chosen is not None:
+        order = order[chosen[speech.text[order]]]
     at = np.arange(len(order))
     ways, ones = np.full(len(order), way), np.ones(len(order), np.int64)
     row = choose_rows(speech, order, at, np.random.default_rng(0))
     length = lengths(speech, texts, order, at, ones, ways)
-    return Documents(speech, texts, order, at, ones, ones, ways, row, length)
+    return Documents(speech, texts, order, at, ones, ones, ways, row, length, only_ends)
 
 
 class Pronounced:
@@ -187,6 +213,10 @@ class Pronounced:
     def tokens(self, i: int) -> np.ndarray:
         """Document i, int16."""
         return self._all[i]
+
+    def weighted(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Document i, and 1 for each of its tokens that is predicted, float32."""
+        return self._all[i], target_mask(self._all[i]).astype(np.float32)
 
 
 def _pronounced(accent: int, text: bytes, symbols: bytes) -> np.ndarray:

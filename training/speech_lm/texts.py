@@ -40,6 +40,7 @@ class Texts:
         spelled = [symbols.places(phonemes) for phonemes, _ in rows]
         self.text, self.spelled = Strings(texts), Strings(spelled)
         self.held_out = np.array([zlib.crc32(text) % HELD_OUT_LINE == 0 for text in texts])
+        self.asks = np.array([text.rstrip(b'"').endswith(b"?") for text in texts])
         self.unwritten = np.array([NO_LETTERS.encode() in text for text in texts])
         space = bytes((symbols.space,))
         pairs = zip(texts, spelled, strict=True)

@@ -5,10 +5,14 @@
         --config runs/codec/source_free.json --out runs/lm --minutes 15 [--after FILE]
 
 With --after it gets ready at once and begins when that file is there; the minutes are of the whole.
-OUT/lm.safetensors holds the running mean of the weights (float16, names of Hugging Face's Llama),
-OUT/lm.json the sizes, OUT/voices.json the named voices' rows of voice tokens (as codes); they are
-written every `--save` seconds. --start continues such a file, or the model.safetensors of an
-exported voice, and keeps the rows next to it.
+The learning rate falls to nothing over the minutes, the --steps or the --passes, whichever end
+first. OUT/lm.safetensors holds the running mean of the weights (float16, names of Hugging Face's
+Llama), OUT/lm.json the sizes, OUT/voices.json the named voices' rows of voice tokens (as codes).
+Every `--save` seconds and at the end they are written if the loss of held-out lines is the lowest
+so far; with --keep-saves all are kept, in OUT/save_00 and so on. It stops when the loss has not
+fallen for --patience saves. --start continues such a file, or the model.safetensors of an exported
+voice, and keeps the rows next to it. --ends and --rising let codes count more that say how the
+pitch of a question ends.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +48,6 @@ from training.speech_lm.documents import (
     compose,
     held_out,
     pronounced_held_out,
-    wanted,
 )
 from training.speech_lm.names import rows_of
 from training.speech_lm.speech import Speech, token_files
@@ -54,7 +57,7 @@ from training.speech_lm.vocabulary import FIRST_CODE, Symbols
 AHEAD = 24  # batches
 MEAN_EVERY, MEAN_SHARE = 10, 0.01  # steps; of the newest weights in those that are kept
 WARM_STEPS, LAST_RATE = 300, 0.01  # of the learning rate: it rises, its share at the end
-HELD_OUT_TOKENS = 16_384  # of a batch that is not learned from
+HELD_OUT_TOKENS = 8_192  # of a batch that is not learned from
 LOOK_EVERY_S = 0.2
 
 
@@ -86,16 +89,10 @@ class Loader:
         parts = compose(self.speech, self.texts, seed)
         plans = bucketed(parts, self.tokens, np.random.default_rng(seed), BUCKETS)
         for bucket, members in plans:
-            rows = [parts[part].tokens(i) for part, i in members]
-            batch = batch_of(rows, bucket, self.tokens, self.speech.voice_tokens)
+            rows = [parts[part].weighted(i) for part, i in members]
+            batch = assemble(rows, bucket, max(1, self.tokens // bucket))
             pinned = batch.pinned() if torch.cuda.is_available() else batch
             self._queue.put((pinned, 1 / len(plans)))
-
-
-def batch_of(rows: list[np.ndarray], bucket: int, tokens: int, voice_tokens: int) -> Batch:
-    """Documents of one bucket, padded."""
-    size = max(1, tokens // bucket)
-    return assemble(rows, bucket, size, partial(wanted, voice_tokens=voice_tokens))
 
 
 class Trainer:
@@ -137,20 +134,21 @@ class Trainer:
             rows = max(1, self.args.tokens_per_step // length)
             ids = torch.randint(0, self.config.vocab_size, (rows, length))
             chosen = torch.arange(0, rows * length, 2)
-            self.loss(self.model, Batch(ids, chosen, ids.reshape(-1)[chosen])).backward()
+            targets, ones = ids.reshape(-1)[chosen], torch.ones(len(chosen))
+            self.loss(self.model, Batch(ids, chosen, targets, ones)).backward()
             self.optimiser.zero_grad(set_to_none=True)
         self.clock.log("compiled")
 
     def loss(self, model: LanguageModel, batch: Batch) -> Tensor:
         """Mean loss per target; in training a few codes that the model reads are others."""
-        ids, chosen, targets = (
+        ids, chosen, targets, weights = (
             part.to(self.device, non_blocking=True)
-            for part in (batch.ids, batch.chosen, batch.targets)
+            for part in (batch.ids, batch.chosen, batch.targets, batch.weights)
         )
         if model.training:
             ids = self._corrupted(ids)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_cuda):
-            return model.loss(ids, chosen, targets, self.args.phoneme_weight)
+            return model.loss(ids, chosen, targets, self.args.phoneme_weight, weights)
 
     def _corrupted(self, ids: Tensor) -> Tensor:
         """So that the model recovers from its own slips."""
@@ -171,20 +169,21 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def held_out(self, documents: Part, voice_tokens: int) -> float:
-        """Mean loss per target of the kept weights."""
-        total = count = 0.0
+    def held_out(self, documents: Part) -> np.ndarray:
+        """The sum of the kept weights' losses, and what the targets count: [2]."""
+        found = np.zeros(2)
         rng = np.random.default_rng(0)
         for bucket, members in bucketed([documents], HELD_OUT_TOKENS, rng, BUCKETS):
-            rows = [documents.tokens(i) for _, i in members]
-            batch = batch_of(rows, bucket, HELD_OUT_TOKENS, voice_tokens)
-            loss = float(self.loss(self.mean.network, batch))
-            total, count = total + loss * len(batch.targets), count + len(batch.targets)
-        return total / max(count, 1)
+            rows = [documents.weighted(i) for _, i in members]
+            batch = assemble(rows, bucket, max(1, HELD_OUT_TOKENS // bucket))
+            count = float(batch.weights.sum())
+            if count:
+                found += float(self.loss(self.mean.network, batch)) * count, count
+        return found
 
-    def save(self, fixed: dict[str, list[int]], voice_tokens: int) -> None:
-        """Everything that is kept, whole."""
-        out = self.args.out
+    def save(self, out: Path, fixed: dict[str, list[int]], voice_tokens: int) -> None:
+        """Write everything that is kept, each file whole."""
+        out.mkdir(exist_ok=True)
         write(halved(checkpoint(self.mean.network)), out / "lm.safetensors")
         sizes = {"voice_tokens": voice_tokens, "levels": list(self.levels)}
         for name, value in (("lm", asdict(self.config) | sizes), ("voices", fixed)):
@@ -201,15 +200,24 @@ class Course:
         book = StyleBook.load(args.voices, torch.device("cpu"))
         self.names = book.english
         self.speech = speech = Speech(token_files(args.tokens), texts, self._fixed())
-        self.tasks: dict[str, Part] = {
-            "text": held_out(speech, texts, TEXT), "symbols": held_out(speech, texts, SYMBOLS),
+        speech.weigh_ends(args.ends, args.rising)
+        made_up, asks = texts.unwritten, texts.asks & ~texts.unwritten
+        self.judging: dict[str, Part] = {
+            "lines": held_out(speech, texts, TEXT, ~(made_up | asks)),
+            "questions": held_out(speech, texts, TEXT, asks),
+            "made-up words": held_out(speech, texts, TEXT, made_up),
+        }
+        self.others: dict[str, Part] = {
+            "ends of questions": held_out(speech, texts, TEXT, asks, only_ends=True),
+            "symbols": held_out(speech, texts, SYMBOLS),
             "letters": pronounced_held_out(texts),
-        }  # fmt: skip
+        }
+        self.best, self.since, self.saves = math.nan, 0, 0
         hours = speech.code_len.sum() / 25 / 3600
         self.clock.log(
             f"{hours:.1f} h, {len(speech.train)} lines and {len(speech.held_out)} held out, "
             f"{len(np.unique(speech.text))} texts, {len(speech.voice)} tracks, "
-            f"{len(speech.fixed)} named voices"
+            f"{len(speech.fixed)} named voices, {speech.asks.mean():.2f} questions"
         )
         self.loader = Loader(speech, texts, args.tokens_per_step, args.seed)
 
@@ -228,26 +236,47 @@ class Course:
         fixed = sorted(self.speech.fixed.items())
         return {self.names[voice]: (row.astype(int) - FIRST_CODE).tolist() for voice, row in fixed}
 
-    def save(self) -> None:
-        self.trainer.save(self.rows(), self.speech.voice_tokens)
+    def _losses(self, parts: Mapping[str, Part]) -> tuple[float, str]:
+        """The mean loss of what is not trained on, and a word about each part; NaN of nothing."""
+        found = {name: self.trainer.held_out(part) for name, part in parts.items()}
+        total, count = sum(found.values())
+        each = (f"{name} {a / max(b, 1):.3f}" for name, (a, b) in found.items() if b)
+        return total / count if count else math.nan, ", ".join(each)
 
-    def losses(self) -> str:
-        """Of what is not trained on."""
-        said = {name: self.trainer.held_out(part, self.speech.voice_tokens)
-                for name, part in self.tasks.items()}  # fmt: skip
-        return "held out: " + ", ".join(f"{name} {value:.3f}" for name, value in said.items())
+    def judge(self) -> float:
+        """Log losses of what is not trained on, and return the one that decides."""
+        loss, each = self._losses(self.judging)
+        _, others = self._losses(self.others)
+        self.clock.log(f"held out: {loss:.4f} ({each}); {others}")
+        return loss
+
+    def save(self) -> None:
+        """Write the weights if they are the best so far, or if all are kept."""
+        loss, fixed, out = self.judge(), self.rows(), self.args.out
+        if self.args.keep_saves:
+            folder = out / f"save_{self.saves:02d}"
+            self.trainer.save(folder, fixed, self.speech.voice_tokens)
+        self.saves += 1
+        self.since += 1
+        if not loss >= self.best:  # the first one, or nothing is held out
+            self.best, self.since = loss, 0
+            self.trainer.save(out, fixed, self.speech.voice_tokens)
+            self.clock.log(f"kept, {self.loader.passes:.1f} passes")
 
     def run(self) -> None:
-        """Until the time is over."""
+        """Until the time is over, or the loss does not fall any more."""
         trainer, args = self.trainer, self.args
         if args.start:
-            self.clock.log(f"before: {self.losses()}")
+            self.judge()
         deadline = Deadline(self.clock, 60 * args.minutes, args.steps)
         logged = saved = self.clock.now()
+        stepped = -1  # steps at the newest save
         seen, running, last = 0, torch.zeros((), device=trainer.device), 0
         for batch in self.loader:
             share = deadline.share(trainer.step)
-            if share >= 1:
+            if args.passes:
+                share = max(share, self.loader.passes / args.passes)
+            if share >= 1 or (args.patience and self.since >= args.patience):
                 break
             running += trainer.train_step(batch, share)
             seen += batch.ids.numel()
@@ -262,12 +291,12 @@ class Course:
                 logged, seen, last = self.clock.now(), 0, trainer.step
             if now - saved > args.save:
                 self.save()
-                self.clock.log(self.losses())
                 saved = logged = self.clock.now()
+                stepped = trainer.step
                 running.zero_()
                 seen, last = 0, trainer.step
-        self.save()
-        self.clock.log(self.losses())
+        if trainer.step > stepped:
+            self.save()
         self.clock.log(f"done after {trainer.step} steps, {self.loader.passes:.1f} passes")
 
 
@@ -299,6 +328,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--noise", type=float, default=0.04, help="share of codes that are read")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--phoneme-weight", type=float, default=1.0, help="of letters to sounds")
+    parser.add_argument("--ends", type=float, default=1.0, help="weight of a question's last pitch")
+    parser.add_argument("--rising", type=float, default=1.0, help="and again of one that rises")
+    parser.add_argument("--passes", type=float, default=0.0, help="at most, 0: as time allows")
+    parser.add_argument("--patience", type=int, default=0, help="saves, 0: never stop early")
+    parser.add_argument("--keep-saves", action="store_true", help="all of them")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--save", type=float, default=120.0, help="seconds")
     return parser

@@ -14,15 +14,16 @@ from benchmarks.understood import Clip
 from tests.training.evaluate.sounds import RATE, glide, tone
 from tests.training.speech_lm.tokens import KNOWN
 from tests.training.takes import TOY
-from training.evaluate import cloning, codes, melody, phonemes, prosody, timings, voices
+from training.evaluate import cloning, codes, phonemes, prosody, timings, voices
 from training.evaluate.__main__ import build_parser
-from training.evaluate.pitch import median_pitch, pitch_of, rise_at_end
+from training.evaluate.pitch import median_pitch, pitch_of
 from training.evaluate.reading import PhoneReader, phones_of
 from training.evaluate.systems import held_out, in_turn
 from training.evaluate.warping import HOP_S, Warping, cheapest_path, features
 from training.kokoro.made_up import judging
 from training.kokoro.text import NUM_SYMBOLS
 from training.labels import TimedWord
+from training.rises import rise_at_end, steady
 from training.speech_codec.coder import Reader
 from training.speech_codec.config import coder_sizes
 
@@ -65,7 +66,7 @@ def test_a_fall_before_the_end_is_no_rise_and_one_after_a_dip_is() -> None:
 
 
 def test_a_pitch_next_to_a_pause_is_left_out() -> None:
-    found = melody.steady(np.array([0.0, 20, 90, 100, 100, 100, 90, 60, 12]), 0.0125)
+    found = steady(np.array([0.0, 20, 90, 100, 100, 100, 90, 60, 12]), 0.0125)
     assert np.flatnonzero(found > 0).tolist() == [4, 5]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from training import templates
 from training.kokoro.convert import module_of, without_side
-from training.kokoro.lines import SHARES, choose, kind_of
+from training.kokoro.lines import ASKED, SHARES, choose, kind_of
 from training.kokoro.packages import GRAPH, HASHES, PackageError, check, fetch
 from training.kokoro.phonemes import correct, ids_of, read_table, table, write_table
 from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
@@ -154,13 +154,22 @@ def test_all_kinds_of_lines_are_chosen() -> None:
     assert any(line.startswith("“") for line in lines)
     assert "ALL OF IT." not in lines
     assert sum(SHARES.values()) == pytest.approx(1)
+    assert sum(ASKED.values()) == pytest.approx(1)
     assert lines == choose(corpus, 200, 1)
+    asking = [line for line in choose(corpus, 1000, 1, 0.9) if line.endswith("?")]
+    tags = [line for line in asking if re.search(r", (right|yes|no|\w+n't \w+|\w+ \w+)\?$", line)]
+    others = [line for line in asking if re.match(r"(Wh|How|Which|Since)", line)]
+    assert 0.05 < len(tags) / len(asking) < 0.25
+    assert 0.1 < len(others) / len(asking) < 0.3
+    assert max(len(line.split()) for line in asking) <= templates.MOST_ASKED
 
 
 def test_questions_are_whole_and_none_of_those_that_judge() -> None:
     rng = random.Random(0)
-    asked = [templates.question(rng, ["Anna", "Ben"]) for _ in range(2000)]
+    kinds = ("asked", "asked", "tagged", "wh")
+    asked = [templates.question(rng, ["Anna", "Ben"], kinds[n % 4]) for n in range(2000)]
     assert len(set(asked)) > 1700
+    assert not any(re.search(r"\b[Aa] [aeio]", text) for text in asked)
     assert all(text.endswith("?") and text[0].isupper() for text in asked)
     assert not any(sign in text for text in asked for sign in "{}~")
     judged = QUESTIONS.read_text().splitlines()

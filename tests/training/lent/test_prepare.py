@@ -20,6 +20,8 @@ def test_a_stage_reads_what_earlier_ones_leave(tmp_path: Path) -> None:
             known = {path for done in left for path in (done, *done.parents)}
             assert read - made <= known, stage
         left |= {stage.leaves for stage in group}
+    (lines,) = (s for g in stages(tmp_path, 10, 0.5) for s in g if s.module == "kokoro.lines")
+    assert lines.arguments[lines.arguments.index("--questions") + 1] == 0.5
     assert {path.name for path in left} >= {"lines.txt", "a.tsv.xz", "b.tsv.xz", "voices.npz"}
 
 

@@ -149,6 +149,17 @@ def test_a_visit_whose_planner_fails_late_ends_without_a_language_model(
     assert not (out / "lm" / "lm.safetensors").exists()
 
 
+def test_planners_may_be_on_several_gpus(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def gpus(count: int, *more: str) -> list[int]:
+        monkeypatch.setattr(visit.torch.cuda, "device_count", lambda: count)
+        made = visit.Visit(visit.build_parser().parse_args([*flags, *more]))
+        return [made._planning_gpu(number) for number in range(4)]
+
+    assert gpus(2) == [1, 1, 1, 1]
+    assert gpus(2, "--planner-gpus=2") == [1, 0, 1, 0]
+    assert gpus(1, "--planner-gpus=2") == [0, 0, 0, 0]
+
+
 def test_processes_run_in_parallel_and_all_are_waited_for(tmp_path: Path) -> None:
     processes = visit.Processes(tmp_path)
     processes.start("fine", 0, "this", [])

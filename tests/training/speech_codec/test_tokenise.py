@@ -67,6 +67,25 @@ def test_what_a_later_stage_needs_of_a_line_is_kept(plan: dict[str, np.ndarray])
     assert found["accent"].tolist() == [0] * 4
 
 
+def test_the_end_of_a_lines_voice_and_its_rise_are_kept(plan: dict[str, np.ndarray]) -> None:
+    """The first line rises by an octave at 0.9 s, the second one falls, the third has no voice."""
+    values = LINE // CURVE_GRID
+    voiced = round(0.9 * 24_000 / CURVE_GRID)
+    plan["pitch"] = plan["pitch"].astype(np.float32)
+    for line, last in enumerate((200.0, 50.0 * 2**0.5, 0.0)):
+        own = plan["pitch"][line * values : (line + 1) * values]
+        own[:] = 0
+        own[:voiced] = 100.0 if last else 0.0
+        own[voiced - 6 : voiced] = last
+    found = tokens(plan, toy_coder(), CPU)
+    glide = 2  # values next to a pause
+    seconds = (voiced - glide) * CURVE_GRID / 24_000
+    codes = -(-seconds * 24_000 // TOY.hop)
+    assert found["voiced"][:3].tolist() == [codes, codes, 0]
+    assert found["rise"][:2].tolist() == pytest.approx([12.0, -6.0], abs=0.01)
+    assert np.isnan(found["rise"][2])
+
+
 def test_a_follower_takes_up_finished_plans_until_no_more_will_come(tmp_path: Path, capsys) -> None:
     plans, out = tmp_path / "plans", tmp_path / "tokens"
     plans.mkdir()
@@ -91,6 +110,8 @@ def test_a_follower_takes_up_finished_plans_until_no_more_will_come(tmp_path: Pa
     ]  # fmt: skip
     assert "plan_1_0000.npz: 0.00 h" in capsys.readouterr().out
     assert not waiting(plans, out)
+    left = [[path.name for path in waiting(plans, tmp_path, part, 2)] for part in (0, 1)]
+    assert left == [["plan_0_0000.npz"], ["plan_1_0000.npz"]]
     before = (out / "tokens_1_0000.npz").stat().st_mtime_ns
     main(flags)  # nothing is left to do
     assert (out / "tokens_1_0000.npz").stat().st_mtime_ns == before

@@ -32,7 +32,7 @@ from training.speech_lm.documents import (
     spoken,
     wanted,
 )
-from training.speech_lm.speech import Speech, token_files
+from training.speech_lm.speech import BEFORE, Speech, token_files
 from training.speech_lm.texts import Texts
 from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPELLED, Symbols
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, PHONEMES, START_OF_SPEECH
@@ -177,6 +177,61 @@ def test_words_without_letters_are_symbols_in_every_text(unwritten: tuple[Speech
     assert not any(ord("_") in letters.tokens(i) for i in range(200))
     held = pronounced_held_out(texts)
     assert len(held.length) == (texts.held_out & ~texts.unwritten).sum()
+
+
+@pytest.fixture
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Speech, Texts]:
+    """The same where every other line is a question."""
+    monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    monkeypatch.setattr("tests.training.speech_lm.tokens.rows", rows_that_ask)
+    (tmp_path / "other").mkdir()
+    write_tables(tmp_path / "other")
+    texts = Texts.load(tmp_path / "other" / "phonemes", Symbols(KNOWN))
+    write_tokens(tmp_path / "other" / "tokens_0_0000.npz", sessions=20)
+    return Speech(token_files(tmp_path / "other"), texts), texts
+
+
+def rows_that_ask(accent: str) -> list[str]:
+    return [
+        row.replace(".\u201d", "?\u201d") if n % 2 else row for n, row in enumerate(rows(accent))
+    ]
+
+
+def test_codes_at_the_ends_of_questions_may_count_more(asking: tuple[Speech, Texts]) -> None:
+    speech, texts = asking
+    assert texts.asks.sum() == ROWS - 2  # every other one; one is another text
+    speech.weigh_ends(3.0, 2.0)
+    made = spoken(speech, texts, np.random.default_rng(0))
+    seen = set()
+    for i in range(len(made.at)):
+        tokens, weights = made.weighted(i)
+        assert np.array_equal(tokens, made.tokens(i))
+        assert np.array_equal(weights > 0, wanted(tokens, VOICE_TOKENS))
+        assert set(weights[tokens == END_OF_SPEECH]) == {1.0}
+        lines = made.order[made.at[i] : made.at[i] + made.count[i]]
+        found = np.split(weights[np.flatnonzero(tokens >= FIRST_CODE)[VOICE_TOKENS:]],
+                         np.cumsum(speech.code_len[lines])[:-1])  # fmt: skip
+        for line, own in zip(lines, found, strict=True):
+            row, size = int(speech.text[line]) % ROWS, len(own)
+            end = (6.0 if row % 4 == 1 else 3.0) if texts.asks[speech.text[line]] else 1.0
+            first = max(0, size - 2 - BEFORE)
+            assert own.tolist() == [1.0] * first + [end] * (size - first)
+            seen.add(end)
+    assert seen == {1.0, 3.0, 6.0}
+
+
+def test_held_out_lines_are_of_some_kinds_apart(asking: tuple[Speech, Texts]) -> None:
+    speech, texts = asking
+    asked, others = (held_out(speech, texts, TEXT, kind) for kind in (texts.asks, ~texts.asks))
+    assert sorted([*asked.order, *others.order]) == speech.held_out.tolist()
+    assert len(asked.order)
+    assert texts.asks[speech.text[asked.order]].all()
+    ends = held_out(speech, texts, TEXT, texts.asks, only_ends=True)
+    for i in range(len(ends.at)):
+        tokens, weights = ends.weighted(i)
+        size = min(BEFORE + 2, int(speech.code_len[ends.order[i]]))
+        assert weights.sum() == size
+        assert (tokens[weights > 0] >= FIRST_CODE).all()
 
 
 def test_words_without_letters_may_be_in_parentheses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from training.speech_lm.vocabulary import FIRST_CODE, Symbols
 @pytest.fixture
 def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    monkeypatch.setattr("training.speech_lm.train.HELD_OUT_TOKENS", 512)
     write_tables(tmp_path)
     (tmp_path / "tokens").mkdir()
     for number in range(2):
@@ -51,12 +53,17 @@ def losses(printed: str) -> list[float]:
     return [float(line.split("loss ")[1].split()[0]) for line in lines]
 
 
+def held_out(printed: str) -> list[float]:
+    """The losses that decide."""
+    return [float(found) for found in re.findall(r"held out: (\d+\.\d+)", printed)]
+
+
 def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, capsys) -> None:
     train([*flags, "--steps", "40", "--lr", "1e-2"])
     printed = capsys.readouterr().out
     first, last = np.mean(losses(printed)[:10]), np.mean(losses(printed)[-10:])
     assert last < first - 0.5
-    assert "held out: text" in printed
+    assert re.search(r"held out: \d.*\(lines \d", printed)
     state = load_file(tmp_path / "lm" / "lm.safetensors")
     assert {value.dtype for value in state.values()} == {torch.float16}
     sizes = json.loads((tmp_path / "lm" / "lm.json").read_text())
@@ -69,12 +76,38 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     train([*flags, *start, "--steps", "10", "--lr", "0"])
     printed = capsys.readouterr().out
     assert np.mean(losses(printed)) < first - 0.3
-    held = [line.split("held out: ")[1] for line in printed.splitlines() if "held out: " in line]
+    held = held_out(printed)
     assert held[0] == held[-1]  # nothing was learned at a rate of 0
     after = load_file(tmp_path / "lm" / "lm.safetensors")
     assert all(torch.allclose(state[k].float(), after[k].float(), atol=1e-3) for k in state)
     kept = json.loads((tmp_path / "lm" / "voices.json").read_text())
     assert kept["af_one"] == [9] * VOICE_TOKENS
+
+
+@pytest.mark.parametrize(("rate", "saves", "best"), [("0", 3, 0), ("1e-2", 4, -1)])
+def test_the_best_weights_are_kept_and_it_stops_when_they_are_not_beaten(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys,
+    rate: str, saves: int, best: int,
+) -> None:  # fmt: skip
+    """At a rate of 0 no save beats the first one; at another one all do."""
+    monkeypatch.setattr("training.speech_lm.train.MEAN_EVERY", 1)
+    keep = ["--save", "0", "--keep-saves", "--patience", "2", "--steps", "4"]
+    train([*flags, *keep, "--lr", rate])
+    printed, lm = capsys.readouterr().out, tmp_path / "lm"
+    saved = sorted(lm.glob("save_*"))
+    assert len(saved) == len(held_out(printed)) == saves
+    names = {"lm.safetensors", "lm.json", "voices.json"}
+    assert {path.name for path in saved[0].iterdir()} == names
+    kept = (lm / "lm.safetensors").read_bytes()
+    assert [kept == (folder / "lm.safetensors").read_bytes() for folder in saved].index(True) == (
+        best % saves
+    )
+    assert printed.count("kept, ") == (1 if rate == "0" else saves)
+
+
+def test_a_run_may_end_after_some_passes(flags: list[str], capsys) -> None:
+    train([*flags, "--passes", "2"])
+    assert re.search(r"done after \d+ steps, 2\.\d passes", capsys.readouterr().out)
 
 
 def test_an_exported_voice_goes_on(flags: list[str], tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def write_tokens(path: Path, sessions: int = 8, seed: int = 0) -> None:
         session=session.astype(np.uint16),
         row=row,
         symbols=length,
+        voiced=size - 2,
+        rise=np.where(row % 4 == 1, 2.0, -1.0).astype(np.float16),
         durations=np.ones(int(length.sum()), np.uint8),
         voice=np.where(order % 2, -1, order // 2 % 3).astype(np.int16),
         accent=accent,
