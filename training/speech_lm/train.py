@@ -5,7 +5,7 @@
         --config runs/codec/source_free.json --out runs/lm --minutes 15 [--after FILE]
 
 With --after it gets ready at once and begins when that file is there; the minutes are of the whole.
-The learning rate falls to nothing over the minutes, the --steps or the --passes, whichever end
+The learning rate falls to a hundredth over the minutes, the --steps or the --passes, whichever ends
 first. OUT/lm.safetensors holds the running mean of the weights (float16, names of Hugging Face's
 Llama), OUT/lm.json the sizes, OUT/voices.json the named voices' rows of voice tokens (as codes).
 Every `--save` seconds and at the end they are written if the loss of held-out lines is the lowest
@@ -251,8 +251,13 @@ class Course:
         return loss
 
     def save(self) -> None:
-        """Write the weights if they are the best so far, or if all are kept."""
+        """Write the weights if they are the best so far, or if all are kept.
+
+        Raises SystemExit when they have become useless; those of earlier saves stay.
+        """
         loss, fixed, out = self.judge(), self.rows(), self.args.out
+        if len(self.speech.held_out) and not math.isfinite(loss):
+            raise SystemExit(f"the held-out loss is not finite at step {self.trainer.step}")
         if self.args.keep_saves:
             folder = out / f"save_{self.saves:02d}"
             self.trainer.save(folder, fixed, self.speech.voice_tokens)

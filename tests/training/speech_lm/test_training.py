@@ -19,12 +19,13 @@ from tests.training.speech_lm.tokens import (
     write_tables,
     write_tokens,
 )
+from training.documents import Batch
 from training.export import write_json
 from training.llama import LanguageModel, ModelConfig, quantise, restore
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.speech import Speech, token_files
 from training.speech_lm.texts import Texts
-from training.speech_lm.train import Loader
+from training.speech_lm.train import Loader, Trainer
 from training.speech_lm.train import main as train
 from training.speech_lm.vocabulary import FIRST_CODE, Symbols
 
@@ -103,6 +104,26 @@ def test_the_best_weights_are_kept_and_it_stops_when_they_are_not_beaten(
         best % saves
     )
     assert printed.count("kept, ") == (1 if rate == "0" else saves)
+
+
+def test_weights_that_are_not_finite_replace_none(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step = Trainer.train_step
+
+    def spoiling(self: Trainer, batch: Batch, share: float) -> torch.Tensor:
+        loss = train_step(self, batch, share)
+        if self.step == 3:
+            torch.nn.init.constant_(next(self.mean.network.parameters()), float("nan"))
+        return loss
+
+    monkeypatch.setattr(Trainer, "train_step", spoiling)
+    with pytest.raises(SystemExit, match="the held-out loss is not finite at step 3"):
+        train([*flags, "--save", "0", "--keep-saves", "--steps", "5"])
+    lm = tmp_path / "lm"
+    assert len(list(lm.glob("save_*"))) == 2
+    kept = load_file(lm / "lm.safetensors")
+    assert all(torch.isfinite(value).all() for value in kept.values())
 
 
 def test_a_run_may_end_after_some_passes(flags: list[str], capsys) -> None:
