@@ -71,8 +71,8 @@ PARTS = (
 MADE = "engine made"
 DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
 DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0, "llama-3b Q4_0": 1000.0}
-"""Tokens per second, on one H200; the others, too."""
 THROUGHPUT_BARS = {"qwen3-0.6b": 26_000.0, "llama-1b": 30_000.0}
+"""Tokens per second on one H200, as those of `DECODE_BARS`."""
 GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
@@ -478,19 +478,21 @@ def compare(
     return peers.compare(shape, device, ways, values)
 
 
-def starts(argv: Sequence[str]) -> Iterator[Figure]:
-    """Run a command line in two new processes, the first without compiled kernels on disk.
+def starts(argv: Sequence[str], models: Sequence[Sequence[str]]) -> Iterator[Figure]:
+    """Run a command line with the flags of each model in two new processes, the first without
+    compiled kernels on disk, also those of other models.
 
     Raises `ValueError` when a process prints no figures.
     """
-    command = [sys.executable, "-m", "benchmarks.core", *argv, "--part", "memory"]
-    with tempfile.TemporaryDirectory() as folder:
-        for kernels in ("no kernels on disk", "kernels on disk"):
-            environ = {**os.environ, "TRITON_CACHE_DIR": folder}
-            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
-            for found in json.loads(done.stdout)["figures"]:
-                if found["name"].endswith(MADE):
-                    yield Figure(f"{found['name']}, {kernels}", tuple(found["values"]), "s")
+    for flags in models:
+        command = [sys.executable, "-m", "benchmarks.core", *argv, *flags, "--part", "memory"]
+        with tempfile.TemporaryDirectory() as folder:
+            for kernels in ("no kernels on disk", "kernels on disk"):
+                environ = {**os.environ, "TRITON_CACHE_DIR": folder}
+                done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
+                for found in json.loads(done.stdout)["figures"]:
+                    if found["name"].endswith(MADE):
+                        yield Figure(f"{found['name']}, {kernels}", tuple(found["values"]), "s")
 
 
 def measure(
@@ -590,7 +592,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for shape, own in subjects
         for figure in measure(shape, args.part, sizes, own, args.profile)
     )
-    first = starts(given) if "starts" in args.part else ()
+    shape_flags = [()] if args.model else [("--shape", name) for name in args.shape]
+    kind_flags = [("--packed", kind) for kind in args.packed or ()] or [()]
+    models = [own + packed for own in shape_flags for packed in kind_flags]
+    first = starts(given, models) if "starts" in args.part else ()
     figures = until_interrupted(chain(first, measured))
     return publish(Report("core", tuple(figures)))
 

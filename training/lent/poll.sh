@@ -39,11 +39,11 @@ pieces() { # some of those of a folder's archive
         rm -rf "$packed"
         mkdir -p "$packed"
         (cd "$work/out/$1" && find . -type f ! -name '*tmp*' | sort | tar cf - -T -) |
-            split -b 15728640 -d - "$packed/$1.tar."
+            split -b "${VOICE_PIECE:-15728640}" -d -a 3 - "$packed/$1.tar."
     fi
     echo "$1: $(find "$packed" -type f | wc -l) pieces"
     for number in $(seq "$2" "$3"); do
-        piece=$packed/$1.tar.$(printf %02d "$number")
+        piece=$packed/$1.tar.$(printf %03d "$number")
         if [ -e "$piece" ]; then cp "$piece" "$out/"; fi
     done
 }

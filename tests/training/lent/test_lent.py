@@ -123,6 +123,23 @@ def test_a_poll_of_a_folder_brings_pieces_of_one_archive(work: Path, name: str) 
     assert sorted(path.name for path in (work / "found").iterdir()) == ["a.npz", "b.npz"]
 
 
+def test_an_archive_may_have_hundreds_of_pieces(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a language model whose weights are kept at every save."""
+    monkeypatch.setenv("VOICE_PIECE", "1024")
+    (work / "out" / "lm").mkdir()
+    content = bytes(range(256)) * 460
+    (work / "out" / "lm" / "lm.safetensors").write_bytes(content)
+    ended = poll(work, "lm", "0", "300")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    pieces = sorted((work / "home").glob("lm.tar.*"))
+    assert len(pieces) > 110
+    (work / "whole.tar").write_bytes(b"".join(path.read_bytes() for path in pieces))
+    with tarfile.open(work / "whole.tar") as found:
+        assert found.extractfile("./lm.safetensors").read() == content
+
+
 def test_a_poll_of_a_folder_alone_packs_it_again(work: Path) -> None:
     (work / "out" / "coder").mkdir()
     weights = work / "out" / "coder" / "coder.safetensors"
@@ -130,7 +147,7 @@ def test_a_poll_of_a_folder_alone_packs_it_again(work: Path) -> None:
         weights.write_bytes(content)
         ended = poll(work, "coder")
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        with tarfile.open(work / "home" / "coder.tar.00") as found:
+        with tarfile.open(work / "home" / "coder.tar.000") as found:
             found.extractall(work / "found", filter="data")
         assert (work / "found" / weights.name).read_bytes() == content
 
