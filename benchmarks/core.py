@@ -592,8 +592,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for shape, own in subjects
         for figure in measure(shape, args.part, sizes, own, args.profile)
     )
-    shape_flags = [()] if args.model else [("--shape", name) for name in args.shape]
-    kind_flags = [("--packed", kind) for kind in args.packed or ()] or [()]
+    shape_flags = [[]] if args.model else [["--shape", name] for name in args.shape]
+    kind_flags = [["--packed", kind] for kind in args.packed or ()] or [[]]
     models = [own + packed for own in shape_flags for packed in kind_flags]
     first = starts(given, models) if "starts" in args.part else ()
     figures = until_interrupted(chain(first, measured))

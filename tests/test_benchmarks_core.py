@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +211,39 @@ def test_two_starts_are_new_processes(capsys: pytest.CaptureFixture[str]) -> Non
     made = "toy: engine made"
     assert list(found) == [f"{made}, no kernels on disk", f"{made}, kernels on disk"]
     assert min(found.values()) > 0
+
+
+def test_the_first_start_of_each_model_has_no_kernels_on_disk(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With processes that compile a kernel, and leave one file for it, in place of engines."""
+    run = subprocess.run
+    program = """
+import json, os, pathlib, sys
+kernel = pathlib.Path(os.environ["TRITON_CACHE_DIR"]) / "kernel"
+figures = [{"name": f"{sys.argv[1]}: engine made", "values": [float(kernel.exists())]}]
+kernel.touch()
+print(json.dumps({"figures": figures}))
+"""
+
+    def run_program(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        if command[0] != sys.executable:
+            return run(command, **options)
+        args = core.parser().parse_args(command[3:])
+        (shape,), (kind,) = args.shape, args.packed
+        assert args.part == ["memory"]
+        return run([sys.executable, "-c", program, f"{shape} {kind}"], **options)
+
+    monkeypatch.setattr(subprocess, "run", run_program)
+    given = "--shape toy llama-3b --packed Q4_0 GPTQ --device cpu --part starts"
+    assert core.main(given.split()) == 0
+    found = json.loads(capsys.readouterr().out)["figures"]
+    names = [f"{shape} {kind}" for shape in ("toy", "llama-3b") for kind in ("Q4_0", "GPTQ")]
+    assert [(figure["name"], figure["value"]) for figure in found] == [
+        (f"{name}: engine made, {kernels}", value)
+        for name in names
+        for kernels, value in (("no kernels on disk", 0.0), ("kernels on disk", 1.0))
+    ]
 
 
 PEERS = [
