@@ -10,8 +10,8 @@
     cancel      time until the pages of a cancelled request are free
     memory      memory of the process without weights and KV pages
     prefill     peak memory of the largest prefill as a share of the plan
-    starts      seconds until an engine is made in a new process, without compiled kernels on disk
-                and with them
+    starts      seconds until an engine is made in a new process, without kernels on disk that
+                Triton or NVRTC compiled, and with them; those of FlashInfer stay on disk
     peers       transformers and, where it is installed, vLLM on the same shapes; on a CPU in
                 float32, compared with this engine
 
