@@ -69,7 +69,7 @@ def on_ranks(size: int, work: Callable[[Group], T]) -> list[T]:
             errors.append(error)
             meeting.barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
