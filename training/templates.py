@@ -15,6 +15,13 @@ WORDS = {
 ONES, TENS = WORDS["ones"], WORDS["tens"]
 VERBS_WITH_A_THING, TAILS = 0.6, 0.4  # shares of questions
 MOST_ASKED = 9  # words of a question
+PLURALS = {
+    "child": "children",
+    "knife": "knives",
+    "potato": "potatoes",
+    "scarf": "scarves",
+    "shelf": "shelves",
+}
 THINGS = (
     " the {n}",
     " the {n}",
@@ -69,6 +76,8 @@ def fill(rng: random.Random, first_names: list[str]) -> str:
         "L": letters(rng),
     }
     template = rng.choice(WORDS["templates"])
+    for key in "nm":
+        template = template.replace(f"{{{key}}}s", plural(values[key]))
     text = re.sub(r"\{d\}", lambda _: rng.choice(ONES[:10]), template).format(**values)
     return text[0].upper() + text[1:]
 
@@ -102,7 +111,20 @@ def _asked(rng: random.Random, first_names: list[str], kind: str) -> str:
     forms = enumerate(verb.split())
     parts |= {str(n): f"{form.replace('~', ' ')}{thing}{tail}" for n, form in forms}
     whole = rng.choice(WORDS[kind])
+
+    def put(found: re.Match[str]) -> str:
+        text = (parts | values)[found[1]]
+        return plural(text) if found[2] else text
+
     for _ in range(2):  # parts have fields of their own
-        whole = re.sub(r"\{(\w)\}", lambda found: (parts | values)[found[1]], whole)
-    whole = re.sub(r"\ba (?=[aeio]|um)", "an ", whole)
+        whole = re.sub(r"\{(\w)\}(s\b)?", put, whole)
+    whole = re.sub(r"\ba (?=[aeio]|u(?!ni|se))", "an ", whole)
     return whole[0].upper() + whole[1:]
+
+
+def plural(noun: str) -> str:
+    """Return several of what the noun means."""
+    if noun in PLURALS:
+        return PLURALS[noun]
+    noun = re.sub(r"(?<=[^aeiou])y$", "ie", noun)
+    return re.sub(r"(?<=ch|sh|.s|.x)$", "e", noun) + "s"
