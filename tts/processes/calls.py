@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from tts.cli.program import end_process
 from tts.config.packages import check_packages
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
@@ -19,7 +20,7 @@ from tts.config.server import ServerConfig
 from tts.factory import Service, create_service
 from tts.observe.exporter import register, serve_metrics
 from tts.observe.metrics import Metrics
-from tts.processes.child import Ready, Signals, end_process
+from tts.processes.child import Ready, Signals
 from tts.processes.collector import tune_gc
 from tts.riva import service as riva_service
 from tts.server.server import SpeechServer

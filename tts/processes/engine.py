@@ -11,13 +11,14 @@ import asyncio
 import gc
 import logging
 import os
-import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import zmq
 
 from llm import ConfigError, PipelineRole
+from tts.cli.program import end_process, run_program
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
@@ -35,7 +36,6 @@ from tts.processes.child import (
     Ready,
     Reporter,
     Signals,
-    end_process,
     run_child,
 )
 from tts.processes.collector import tune_gc
@@ -148,4 +148,4 @@ async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(run))
+    run_program(partial(run_child, run))

@@ -6,11 +6,11 @@ It handles prompts, voices and formats, and holds no weights. Started by the sup
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
+from tts.cli.program import run_program
 from tts.factory import Service, connect_service, with_text_model
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_admission import RemoteAdmission
@@ -81,4 +81,4 @@ async def run(launch: Launch, report: Reporter) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(run))
+    run_program(partial(run_child, run))
