@@ -1,4 +1,4 @@
-"""`python -m tts.processes.engine`: the engine's process, started by the supervisor.
+"""The engine's process, started by the supervisor as `python -m tts.processes`.
 
 It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it, and with
 UNLOADED after an idle time, so that it is started again when it is wanted. A signal ends it; one of
@@ -12,13 +12,13 @@ import gc
 import logging
 import os
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 import zmq
 
 from llm import ConfigError, PipelineRole
-from tts.cli.program import end_process, run_program
+from tts.cli.program import end_process
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
@@ -36,7 +36,6 @@ from tts.processes.child import (
     Ready,
     Reporter,
     Signals,
-    run_child,
 )
 from tts.processes.collector import tune_gc
 
@@ -53,6 +52,8 @@ async def run(launch: Launch, report: Reporter) -> int:
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     gc.disable()  # until `tune_gc`: almost nothing of what is imported and loaded is garbage
+    await asyncio.to_thread(import_module, "torch")
+    gc.freeze()  # `tune_gc` need not visit its objects
     local, info = await asyncio.to_thread(
         create_engine_client,
         config.model,
@@ -145,7 +146,3 @@ async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float
     for wait in waits:
         wait.cancel()
     return not (signals.asked.is_set() or server.broken.is_set())
-
-
-if __name__ == "__main__":
-    run_program(partial(run_child, run))

@@ -1,6 +1,7 @@
-"""`python -m tts.processes.front_end`: front end of the engine's process, for all protocols.
+"""Front end of the engine's process, for all protocols.
 
-It handles prompts, voices and formats, and holds no weights. Started by the supervisor.
+It handles prompts, voices and formats, and holds no weights. Started by the
+supervisor as `python -m tts.processes`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from tts.cli.program import run_program
 from tts.factory import Service, connect_service, with_text_model
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.remote_admission import RemoteAdmission
@@ -23,7 +23,6 @@ from tts.processes.child import (
     Launch,
     Reporter,
     Signals,
-    run_child,
 )
 from tts.server.server import SpeechServer
 
@@ -78,7 +77,3 @@ async def run(launch: Launch, report: Reporter) -> int:
     listening = server_config.model_copy(update=dict(launch.ports))
     async with AsyncExitStack() as ending:
         return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
-
-
-if __name__ == "__main__":
-    run_program(partial(run_child, run))

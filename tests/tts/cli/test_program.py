@@ -1,4 +1,4 @@
-"""The end of a program's process: threads, exit handlers and output, without freeing its objects."""
+"""The end of a program's process: threads, exit handlers and output; its objects are not freed."""
 
 from __future__ import annotations
 
