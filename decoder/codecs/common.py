@@ -161,7 +161,7 @@ def built(build: Callable[[], NetworkT], source: CodecSource) -> NetworkT:
     """
     mode = nullcontext() if source.weights is None else _Undefined()
     with torch.random.fork_rng(devices=[]), mode:
-        torch.manual_seed(RANDOM_SEED)
+        torch.default_generator.manual_seed(RANDOM_SEED)  # the CPU's
         return build()
 
 
