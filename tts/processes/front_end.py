@@ -26,6 +26,9 @@ from tts.processes.child import (
 )
 from tts.server.server import SpeechServer
 
+FEW_CODES = 3
+"""Codes that a front end has spoken before it is ready: its engine has been warmed up."""
+
 
 async def run(launch: Launch, report: Reporter) -> int:
     """Listen on the server's ports; serve once the engine is connected."""
@@ -76,4 +79,5 @@ async def run(launch: Launch, report: Reporter) -> int:
 
     listening = server_config.model_copy(update=dict(launch.ports))
     async with AsyncExitStack() as ending:
-        return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
+        own_config = replace(launch.config, server=listening)
+        return await serve_calls(own_config, Signals(), load, report, warm_up_codes=FEW_CODES)
