@@ -98,15 +98,21 @@ class Service:
         return (self,) if self.text_service is None else (self, self.text_service)
 
     async def warm_up(self, num_codes: int = WARM_UP_CODES) -> None:
+        """Check the chat templates and synthesize a word; see `synthesize_word`.
+
+        Raises CheckpointError for defects that only a first call finds.
+        """
+        for service in self.services:
+            service.prompts.check_chat()
+        await self.synthesize_word(num_codes)
+
+    async def synthesize_word(self, num_codes: int = WARM_UP_CODES) -> None:
         """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
 
-        `num_codes` is the most that the model generates. Raises CheckpointError for defects that
-        only a first call finds.
+        `num_codes` is the most that the model generates.
         """
         from tts.speech.types import SamplingOverrides, SpeechRequest
 
-        for service in self.services:
-            service.prompts.check_chat()
         if self.synthesizer is not None:
             sampling = SamplingOverrides(seed=0, max_tokens=num_codes)
             await self.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))

@@ -103,7 +103,8 @@ async def _with_role(
         return prefill, replace(endpoints, server_id=prefill.page_format)
     of_front_ends = {"watermark": False, "lexicon": []}
     plain = config.model_copy(update=of_front_ends)
-    await connect_service(plain, launch.config.server, local, info).warm_up()
+    service = connect_service(plain, launch.config.server, local, info)
+    await service.synthesize_word()  # front ends check the chat templates
     if config.pipeline_role is PipelineRole.DecodeOnly:
         bases, watermark = config.prefill_endpoints, config.kvcache_ce_watermark
         return await DecodeClient.connect(local, bases, watermark), endpoints
