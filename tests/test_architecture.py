@@ -332,6 +332,8 @@ def test_host_only_modules_do_not_import_torch() -> None:
         ),
         ("tts.processes.front_end", "torch starlette uvicorn"),
         ("tts.api.load", "torch grpc transformers"),
+        ("decoder, tts.serve, tts.processes.supervisor", "numpy"),
+        ("tts.processes.__main__", "asyncio msgspec pydantic"),
     ],
 )
 def test_imports_do_not_load_heavy_packages(modules: str, absent: str) -> None:

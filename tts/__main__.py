@@ -15,10 +15,12 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NoReturn
 
 from tts import __version__
 from tts.cli.console import BROKEN_PIPE, prepare_streams, print_line
 from tts.cli.parser import HelpFormatter
+from tts.cli.program import run_program
 
 PROGRAM = "sonant"
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -120,5 +122,10 @@ def completion_script(shell: str) -> str:
     return complete(build_parser(parsers), shell)
 
 
+def program() -> NoReturn:
+    """Run the command `sonant`, and end its process."""
+    run_program(main)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

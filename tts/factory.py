@@ -97,17 +97,24 @@ class Service:
         """The services of all models, this one first."""
         return (self,) if self.text_service is None else (self, self.text_service)
 
-    async def warm_up(self) -> None:
-        """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
+    async def warm_up(self, num_codes: int = WARM_UP_CODES) -> None:
+        """Check the chat templates and synthesize a word; see `synthesize_word`.
 
         Raises CheckpointError for defects that only a first call finds.
         """
-        from tts.speech.types import SamplingOverrides, SpeechRequest
-
         for service in self.services:
             service.prompts.check_chat()
+        await self.synthesize_word(num_codes)
+
+    async def synthesize_word(self, num_codes: int = WARM_UP_CODES) -> None:
+        """Synthesize a word, so that the first call does not pay for lazy imports and allocations.
+
+        `num_codes` is the most that the model generates.
+        """
+        from tts.speech.types import SamplingOverrides, SpeechRequest
+
         if self.synthesizer is not None:
-            sampling = SamplingOverrides(seed=0, max_tokens=WARM_UP_CODES)
+            sampling = SamplingOverrides(seed=0, max_tokens=num_codes)
             await self.synthesizer.synthesize(SpeechRequest("Ready.", sampling=sampling))
 
     async def close(self) -> None:

@@ -6,13 +6,13 @@ Exit status: 0 serving, 1 not serving or no answer, 2 wrong request.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 
 from tts.cli.console import prepare_streams, print_error, print_line
 from tts.cli.options import Credentials, UsageError, read_credentials
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
+from tts.cli.program import run_program
 
 NAME = "health"
 PROGRAM = "python -m tts.health"
@@ -80,4 +80,4 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -6,7 +6,6 @@ Exit status: 0 said, 1 failed, 2 wrong request, 130 interrupted, 141 the list's 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ from tts.cli.options import (
     read_options,
 )
 from tts.cli.parser import HelpFormatter, OptionGroup, add_information, add_tls_options
+from tts.cli.program import run_program
 from tts.config.environment import prepare_libraries
 
 NAME = "say"
@@ -326,4 +326,4 @@ def list_voices(argv: Sequence[str], program: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

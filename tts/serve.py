@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from tts.cli.console import prepare_streams
 from tts.cli.parser import HelpFormatter, add_information
+from tts.cli.program import run_program
 from tts.config.defaults import complete_values
 from tts.config.environment import prepare_libraries, process_environment
 from tts.config.flags import SHORT_FLAGS, add_config_flags
@@ -105,4 +105,4 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from decoder.base import (
     CodecSpec,
@@ -133,9 +135,7 @@ def load_network(
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors,
 ) -> NetworkT:
     """Return the network with its weights, regardless of the mode; see `load_or_random`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(RANDOM_SEED)
-        network = build()
+    network = built(build, source)
     if source.weights is not None:
         layers, prefix = set(theirs.values()), source.prefix
 
@@ -153,3 +153,28 @@ def load_network(
             tensors |= zip(names, tensor.chunk(len(names)), strict=True)
         load_weights(network, convert(tensors), theirs, source.weights)
     return network.to(source.device).eval().requires_grad_(requires_grad=False)
+
+
+def built(build: Callable[[], NetworkT], source: CodecSource) -> NetworkT:
+    """Return a new network: its weights are seeded random ones, and undefined where the source has
+    a file, from which all of them must be loaded.
+    """
+    mode = nullcontext() if source.weights is None else _Undefined()
+    with torch.random.fork_rng(devices=[]), mode:
+        torch.default_generator.manual_seed(RANDOM_SEED)  # the CPU's
+        return build()
+
+
+class _Undefined(TorchFunctionMode):
+    """Leaves new weights as they are: drawing millions of random numbers takes 0.1 s."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return None
+        return func(*args, **kwargs or {})

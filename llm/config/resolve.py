@@ -69,9 +69,9 @@ def default_device() -> str:
 def has_cuda() -> bool:
     """Whether torch is built for CUDA and the driver finds a device. Allocates nothing on it."""
     try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
         if version("torch").endswith("+cpu"):
             return False
-        driver = ctypes.CDLL(CUDA_DRIVER)
     except (PackageNotFoundError, OSError):
         return False
     count = ctypes.c_int(0)

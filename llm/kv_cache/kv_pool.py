@@ -14,8 +14,8 @@ what kernels for paged attention read. Page 0 swallows padding.
 from __future__ import annotations
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from llm.memory.shared_file import SharedFile
 
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
 FLOAT8_CAPABILITY = (8, 9)
-ALIGNMENT = 64  # bytes, as torch's own memory: kernels may sum unaligned data in another order
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -33,10 +32,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    room = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    return torch.from_numpy(room[start : start + size]).view(dtype).view(shape)
+    # numpy asks for pages of 2 MiB: a first prompt would wait 0.1 s until those of all heads are 0.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _has_float8(device: torch.device) -> bool:

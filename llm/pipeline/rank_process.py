@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -70,6 +71,7 @@ def _continue_after_parent() -> None:
 
 def _run(launch: RankLaunch, steps: SimpleQueue[Step | None]) -> None:
     """Load the model and run rank 0's steps, until the device has finished the last."""
+    gc.disable()  # almost nothing of what is loaded is garbage
     torch.set_num_threads(launch.num_threads)
     config = launch.config
     if config.model.on_cpu:
@@ -81,7 +83,10 @@ def _run(launch: RankLaunch, steps: SimpleQueue[Step | None]) -> None:
     sys.stdout.flush()
     device = torch.device(config.model.device_specs[launch.rank])
     group = ProcessGroup(launch.rank, len(config.model.device_specs), launch.meeting, device)
-    follow(create_rank(config, group), steps)
+    pipeline = create_rank(config, group)
+    gc.freeze()  # a collection that visits the model's and torch's objects stops all ranks
+    gc.enable()
+    follow(pipeline, steps)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -24,6 +24,7 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 
 from llm import ConfigError
+from tts.cli.program import end_process
 from tts.cluster.flags import parsed_flags
 from tts.config.environment import prepare_libraries
 from tts.config.pipeline import PrometheusMetricsMode, config_from_args
@@ -31,7 +32,6 @@ from tts.config.server import ServerConfig
 from tts.errors import TTSError, UnavailableError
 from tts.factory import create_service
 from tts.observe.logs import configure_logging
-from tts.processes.child import end_process
 from tts.processes.collector import tune_gc
 from tts.serve import read_config
 from tts.server.access import AccessControl

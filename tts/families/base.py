@@ -266,7 +266,9 @@ class SpeechVocabulary:
 
     def __init__(self, positions: Sequence[Sequence[int]], start_id: int, end_id: int) -> None:
         ids = list(chain.from_iterable(positions))
-        if not ids or len(set(ids)) != len(ids) or len({len(p) for p in positions}) != 1:
+        is_contiguous = bool(ids) and ids == list(range(ids[0], ids[0] + len(ids)))
+        has_doubles = not is_contiguous and len(set(ids)) != len(ids)
+        if not ids or has_doubles or len({len(p) for p in positions}) != 1:
             raise CheckpointError("two codes share a token, or there are no code tokens")
         self.start_id = start_id
         self.end_id = end_id
@@ -274,10 +276,11 @@ class SpeechVocabulary:
         self.codes_per_frame = len(positions)
         self._base = ids[0]
         self._num_ids = len(ids)
-        is_contiguous = all(i == self._base + k for k, i in enumerate(ids))
         self._ids = () if is_contiguous else tuple(ids)
         self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
-        self._ranges = tuple(ranges_of(position) for position in positions)
+        self._ranges = tuple(
+            ((part[0], part[-1] + 1),) if is_contiguous else ranges_of(part) for part in positions
+        )
 
     @classmethod
     def from_tokenizer(

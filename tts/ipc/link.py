@@ -50,7 +50,7 @@ logger = logging.getLogger("tts.ipc")
 HELLO_S = 0.05
 STALL_S = 15.0  # without a heartbeat for so long, the engine counts as lost
 QUIET_S = 4.0  # after so long as unresponsive; its streams continue
-RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 500
+RECONNECT_MS, LONGEST_RECONNECT_MS = 20, 100
 LAST_WORDS_MS = 200
 
 

@@ -12,14 +12,15 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from tts.cli.program import end_process
 from tts.config.packages import check_packages
 from tts.config.pipeline import PrometheusMetricsMode
 from tts.config.serve import ServeConfig
 from tts.config.server import ServerConfig
-from tts.factory import Service, create_service
+from tts.factory import WARM_UP_CODES, Service, create_service
 from tts.observe.exporter import register, serve_metrics
 from tts.observe.metrics import Metrics
-from tts.processes.child import Ready, Signals, end_process
+from tts.processes.child import Ready, Signals
 from tts.processes.collector import tune_gc
 from tts.riva import service as riva_service
 from tts.server.server import SpeechServer
@@ -80,10 +81,12 @@ async def serve_calls(
     load: Load,
     ready: Callable[[Ready], None],
     folder: Path | None = None,
+    warm_up_codes: int = WARM_UP_CODES,
 ) -> int:
     """Serve until a signal; return the exit status.
 
     With a `folder` this process exports the metrics of all processes that write to it.
+    `warm_up_codes` as in `Service.warm_up`.
     """
     server = SpeechServer(config.server, PROTOCOLS)
     others = protocol_servers(config.server, server)
@@ -98,7 +101,7 @@ async def serve_calls(
         if service is None:
             end_process(0)  # a loading thread cannot be interrupted
         ending.push_async_callback(service.close)
-        await service.warm_up()
+        await service.warm_up(warm_up_codes)
         tune_gc()
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
         ending.push_async_callback(stop_all, server, others)  # calls end before their engine

@@ -22,11 +22,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from llm import PipelineRole
+from tts.cli.program import end_process
 from tts.config.serve import WRONG_CONFIGURATION, ServeConfig, refuse
 from tts.ipc.endpoints import Endpoints, remove_leftovers
 from tts.leftovers import remove_folder
@@ -153,14 +153,6 @@ class Signals:
             end_process(128 + number)
         logger.info("%s: draining", number.name)
         self.asked.set()
-
-
-def end_process(status: int) -> NoReturn:
-    """End the process without waiting for threads."""
-    logging.shutdown()
-    if sys.stdout is not None:  # None if it was closed at the start
-        sys.stdout.flush()
-    os._exit(status)
 
 
 def freeze_garbage() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 
-YOUNG_OBJECTS = 50_000  # more than a step creates; Python's default is 700
+from tts.cli.program import YOUNG_OBJECTS
 
 
 def tune_gc() -> None:

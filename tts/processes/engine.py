@@ -1,4 +1,4 @@
-"""`python -m tts.processes.engine`: the engine's process, started by the supervisor.
+"""The engine's process, started by the supervisor as `python -m tts.processes`.
 
 It exits with status 1 when its engine fails or hangs, so that the supervisor restarts it, and with
 UNLOADED after an idle time, so that it is started again when it is wanted. A signal ends it; one of
@@ -11,13 +11,14 @@ import asyncio
 import gc
 import logging
 import os
-import sys
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NoReturn
 
 import zmq
 
 from llm import ConfigError, PipelineRole
+from tts.cli.program import end_process
 from tts.config.serve import ServeConfig
 from tts.engine.admission import Admission
 from tts.engine.client import EngineClient, EngineInfo
@@ -35,8 +36,6 @@ from tts.processes.child import (
     Ready,
     Reporter,
     Signals,
-    end_process,
-    run_child,
 )
 from tts.processes.collector import tune_gc
 
@@ -53,6 +52,8 @@ async def run(launch: Launch, report: Reporter) -> int:
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     gc.disable()  # until `tune_gc`: almost nothing of what is imported and loaded is garbage
+    await asyncio.to_thread(import_module, "torch")
+    gc.freeze()  # `tune_gc` need not visit its objects
     local, info = await asyncio.to_thread(
         create_engine_client,
         config.model,
@@ -102,7 +103,8 @@ async def _with_role(
         return prefill, replace(endpoints, server_id=prefill.page_format)
     of_front_ends = {"watermark": False, "lexicon": []}
     plain = config.model_copy(update=of_front_ends)
-    await connect_service(plain, launch.config.server, local, info).warm_up()
+    service = connect_service(plain, launch.config.server, local, info)
+    await service.synthesize_word()  # front ends check the chat templates
     if config.pipeline_role is PipelineRole.DecodeOnly:
         bases, watermark = config.prefill_endpoints, config.kvcache_ce_watermark
         return await DecodeClient.connect(local, bases, watermark), endpoints
@@ -145,7 +147,3 @@ async def _is_idle(server: EngineServer, signals: Signals, unload_after_s: float
     for wait in waits:
         wait.cancel()
     return not (signals.asked.is_set() or server.broken.is_set())
-
-
-if __name__ == "__main__":
-    sys.exit(run_child(run))

@@ -1,12 +1,12 @@
-"""`python -m tts.processes.front_end`: front end of the engine's process, for all protocols.
+"""Front end of the engine's process, for all protocols.
 
-It handles prompts, voices and formats, and holds no weights. Started by the supervisor.
+It handles prompts, voices and formats, and holds no weights. Started by the
+supervisor as `python -m tts.processes`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,9 +23,11 @@ from tts.processes.child import (
     Launch,
     Reporter,
     Signals,
-    run_child,
 )
 from tts.server.server import SpeechServer
+
+FEW_CODES = 3
+"""Codes that a front end has spoken before it is ready: its engine has been warmed up."""
 
 
 async def run(launch: Launch, report: Reporter) -> int:
@@ -77,8 +79,5 @@ async def run(launch: Launch, report: Reporter) -> int:
 
     listening = server_config.model_copy(update=dict(launch.ports))
     async with AsyncExitStack() as ending:
-        return await serve_calls(replace(launch.config, server=listening), Signals(), load, report)
-
-
-if __name__ == "__main__":
-    sys.exit(run_child(run))
+        own_config = replace(launch.config, server=listening)
+        return await serve_calls(own_config, Signals(), load, report, warm_up_codes=FEW_CODES)

@@ -57,7 +57,7 @@ from tts.server.sockets import bound_socket
 
 logger = logging.getLogger("tts.supervisor")
 
-ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
+CHILD, ENGINE, FRONT_END = "tts.processes", "tts.processes.engine", "tts.processes.front_end"
 STALL_S = 15.0  # without a heartbeat for so long, a process hangs
 STOP_S = 15.0  # grace period of a process without calls
 REPORT_BYTES = 2**26  # longest line of a process: its report names every voice
@@ -180,7 +180,7 @@ class Worker:
         # Its own group, so that only the supervisor receives Ctrl-C of the terminal, in the same
         # session: Linux may share the processor among sessions before it compares priorities.
         process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module),
+            *(sys.executable, "-m", CHILD, self._module),
             stdin=pipe,
             stdout=pipe,
             limit=REPORT_BYTES,

@@ -27,6 +27,7 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.clips import checked_clip
+from decoder.codecs.common import built
 from decoder.codecs.embedded.modules import CodecConfig, EmbeddedCodec
 from decoder.codecs.embedded.render import EmbeddedRenderer
 from decoder.cuda.devices import own_stream
@@ -34,7 +35,6 @@ from decoder.registry import WEIGHTS_FILE, CodecSource
 from decoder.streaming import validate_streaming
 from decoder.window_inputs import PaddedNetwork, PaddedRows
 
-RANDOM_SEED = 0
 ENCODE_CODES = 256  # codes per encoder call, without the margins
 
 
@@ -185,13 +185,11 @@ def _has_encoder(weights: Path) -> bool:
 
 def _load(config: CodecConfig, source: CodecSource, part: str) -> EmbeddedCodec:
     """Return the codec on the CPU with one part's weights (the other part is not used)."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(RANDOM_SEED)
-        try:
-            codec = EmbeddedCodec(config, with_encoder=part == "encoder")
-        except (RuntimeError, TypeError, ValueError) as error:  # errors of torch for invalid sizes
-            reason = str(error).partition("\n")[0]
-            raise DecoderConfigError(f"codec config: the sizes are too large: {reason}") from error
+    try:
+        codec = built(lambda: EmbeddedCodec(config, with_encoder=part == "encoder"), source)
+    except (RuntimeError, TypeError, ValueError) as error:  # errors of torch for invalid sizes
+        reason = str(error).partition("\n")[0]
+        raise DecoderConfigError(f"codec config: the sizes are too large: {reason}") from error
     if source.weights is None:
         return codec
     tensors = _read_tensors(source.weights, part + ".")

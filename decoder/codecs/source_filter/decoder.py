@@ -28,7 +28,7 @@ from decoder.base import (
     StreamingOptions,
 )
 from decoder.clips import checked_clip
-from decoder.codecs.common import finish_spec
+from decoder.codecs.common import built, finish_spec
 from decoder.codecs.source_filter.config import NAME, SpeechCodecConfig
 from decoder.codecs.source_filter.modules import (
     Decoder,
@@ -44,7 +44,6 @@ from decoder.streaming import check_windows
 from decoder.weights import read_tensors, tensor_names
 from decoder.window_inputs import stacked
 
-RANDOM_SEED = 0
 CHUNK_SIZES = (3, 4, 8, 16, 32)  # a block is finished in time at 2.4 times real time
 SILENT_CODES = 4  # in front of the first sound of a sentence; the shortest silence has six
 DECODER, VOICE_ENCODER = "decoder.", "voice_encoder."
@@ -266,9 +265,7 @@ def has_voices(source: CodecSource) -> bool:
 
 def load_part(build: Callable[[], NetworkT], part: str, source: CodecSource) -> NetworkT:
     """Return a network on its device with the weights below `part`; without a file random ones."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(RANDOM_SEED)
-        network = build()
+    network = built(build, source)
     if source.weights is not None:
         stored = read_tensors(source.weights, lambda name: name.startswith(part))
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from tts.processes.child import Launch, Ready, Reporter, run_child
+from tts.processes.child import Launch, Ready, Reporter
 
 STATUS = 3
 
@@ -13,7 +11,3 @@ async def run(_: Launch, report: Reporter) -> int:
     """Report readiness and end."""
     report(Ready())
     return STATUS
-
-
-if __name__ == "__main__":
-    sys.exit(run_child(run))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
-from tts.processes.child import Launch, Ready, Reporter, run_child
+from tts.processes.child import Launch, Ready, Reporter
 
 STATUS = 3
 
@@ -16,7 +15,3 @@ async def run(launch: Launch, report: Reporter) -> int:
         await asyncio.Event().wait()
     report(Ready())
     return STATUS
-
-
-if __name__ == "__main__":
-    sys.exit(run_child(run))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
-from tts.processes.child import Launch, Ready, Reporter, run_child
+from tts.processes.child import Launch, Ready, Reporter
 
 NAMES = tuple(f"voice-{number}" for number in range(20_000))
 
@@ -15,7 +14,3 @@ async def run(launch: Launch, report: Reporter) -> int:
     report(Ready("127.0.0.1:1", "m", NAMES))
     await asyncio.Event().wait()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_child(run))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tts.processes.collector import YOUNG_OBJECTS, tune_gc
+from tts.cli.program import YOUNG_OBJECTS
+from tts.processes.collector import tune_gc
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""Endless messages do not fill a front end's memory."""
+"""Memory of a server's processes: endless messages do not fill it, and only an engine has torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.speech_server import Server
 from tests.tts.processes.test_kills import channel_to, synthesize_on
 from tests.tts.server.raw_http2 import raw_client
-from tests.tts.server_process import FRONT_END, command_line
+from tests.tts.server_process import ENGINE, FRONT_END, command_line
 from tests.tts.serving import run
 from tts.config.server import ServerConfig
 from tts.server.access import RECEIVING_BYTES
@@ -69,6 +69,24 @@ class Peak:
         while True:
             self._most = max(self._most, resident_bytes(self._pid))
             await asyncio.sleep(0.01)
+
+
+def libraries(pid: int) -> set[str]:
+    """Return the names of the files that a process has mapped, without their suffixes."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.rpartition("/")[2].partition(".")[0] for line in maps if "/" in line}
+
+
+def test_only_the_engine_has_imported_torch_and_only_its_front_end_grpc(
+    tiny_server: Server,
+) -> None:
+    supervisor = libraries(tiny_server.pid)
+    (engine,) = (libraries(pid) for pid in tiny_server.pids if ENGINE in command_line(pid))
+    (front_end,) = (libraries(pid) for pid in tiny_server.pids if FRONT_END in command_line(pid))
+    torch, grpc, numpy = "libtorch_cpu", "cygrpc", "_multiarray_umath"
+    assert supervisor & {torch, grpc, numpy} == set()
+    assert front_end & {torch, grpc, numpy} == {grpc, numpy}
+    assert engine & {torch, grpc, numpy} == {torch, numpy}
 
 
 @pytest.mark.parametrize("method", METHODS)
