@@ -129,3 +129,23 @@ class EngineClient(Protocol):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Wait up to `drain_s` for running requests, cancel the rest, and stop."""
+
+
+Speak = Callable[[SpeechJob], AsyncGenerator[AudioBlock, None]]
+"""Streams a speech job, as `EngineClient.speak` does."""
+
+
+class Slot(Protocol):
+    """Slot of a call among the running ones, which the call may not hold yet."""
+
+    async def held(self) -> None:
+        """Wait until the call holds it; one task at a time.
+
+        Raises StreamLimitError or ServerBusyError when a limit is reached, and EngineLostError.
+        """
+
+    def speak_behind(self, client: EngineClient) -> Speak | None:
+        """Return what sends jobs to the engine of `client` at once, where they wait for the slot.
+
+        None if they cannot wait there: `held` comes first.
+        """

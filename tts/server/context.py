@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.config.server import ServerConfig
 from tts.engine.admission import Admission
+from tts.engine.client import Slot
 from tts.observe.metrics import Metrics
 from tts.observe.tracing import create_tracer
 from tts.server.call import Call, CallTracker, ServerState
@@ -60,20 +60,9 @@ class ServerContext:
             call.admission_s = call.age_s
             yield
 
-    @asynccontextmanager
-    async def entering(self, call: Call) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-        """Request a slot as `enter` does, and hold it to the end of the body, which begins at once.
-
-        The body awaits what this yields before it uses the model; that raises what `enter` raises.
-        """
-        async with AsyncExitStack() as slot:
-            entering = asyncio.create_task(slot.enter_async_context(self.enter(call)))
-            try:
-                await asyncio.sleep(0)  # it is requested before the body begins
-                yield lambda: asyncio.shield(entering)
-            finally:
-                entering.cancel()
-                await asyncio.gather(entering, return_exceptions=True)
+    def request(self, call: Call) -> AbstractAsyncContextManager[Slot]:
+        """Return a block that has a slot to its end, which it may not hold yet when it begins."""
+        return self.admission.request(call.client)
 
     def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:
         """Accept calls with the loaded model; `speaker` speaks what it generates."""

@@ -37,7 +37,7 @@ from decoder import (
     validate_streaming,
 )
 from llm import FinishReason, Request, SamplingParams, Token
-from tts.engine.client import AudioBlock, EngineClient, SpeechJob
+from tts.engine.client import AudioBlock, EngineClient, Speak, SpeechJob
 from tts.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
@@ -121,9 +121,11 @@ class SynthesisRun:
         settings: SynthesisSettings,
         request: SpeechRequest,
         aligner: Callable[[], Aligner] | None = None,
+        speak: Speak | None = None,
     ) -> None:
         """Resolve the defaults of a request, which has its voice; `aligner` None: there is none.
 
+        `speak` takes the jobs; None: the client's own.
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
         assert client.codec is not None
@@ -132,7 +134,8 @@ class SynthesisRun:
         assert request.voice is not None
         if request.pitch or request.lora:
             _check_abilities(request, settings, client.codec)
-        self._client, self._family, self._settings = client, prompts.family, settings
+        self._family, self._settings = prompts.family, settings
+        self._speak_job = speak or client.speak
         self._request, self._voice, self._aligner = request, request.voice, aligner
         self._turn: SpeechRequest | Turn = request  # until the first turn of a document
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
@@ -326,7 +329,7 @@ class SynthesisRun:
         if emphasis:
             job = replace(job, as_s16=False)  # to be stretched
         checks = self._request.check
-        blocks = self._checked(segment, job, is_last=is_last) if checks else self._client.speak(job)
+        blocks = self._checked(segment, job, is_last=is_last) if checks else self._speak_job(job)
         if segment.is_open:
             blocks = without_last_pause(blocks)
         return self._emphasised(segment, blocks, emphasis) if emphasis else blocks
@@ -387,7 +390,7 @@ class SynthesisRun:
         """
         attempts: list[tuple[Verdict, list[AudioBlock]]] = []
         for attempt in _attempts(job):
-            async with aclosing(self._client.speak(attempt)) as spoken:
+            async with aclosing(self._speak_job(attempt)) as spoken:
                 blocks = [block async for block in spoken]
             verdict = await asyncio.to_thread(self._verdict, segment, blocks, is_last)
             attempts.append((verdict, blocks))
