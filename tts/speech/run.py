@@ -528,8 +528,8 @@ class SynthesisRun:
             room *= per_token
             room = vocabulary.whole_frames(room)
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
-        sampling = replace(
-            vocabulary.constrain(self._sampling),
+        sampling = vocabulary.constrain(
+            self._sampling,
             seed=segment_seed(self._seed, self.num_segments - 1),
             max_tokens=max_codes // per_token + vocabulary.last_delay,
             min_tokens=-(-min(self._shortest(segment), max_codes) // per_token)
