@@ -74,6 +74,7 @@ REQUEST_BOUND = 1024  # queued messages from one front end
 REPLY_BOUND = 16_384  # queued messages to one front end
 NOTICE_BOUND = 65_536  # queued cancellations and credit; a few per stream
 UNLOAD_S = 2.0  # for front ends to learn that the engine unloads
+ACCEPTED_S = 0.005  # for which the confirmation of a request waits for an answer to go with
 FEW = 4  # streams and slots of a front end, whose answers do not wait for the end of the turn
 BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
@@ -141,6 +142,7 @@ class _Peer:
     cancelled: set[int] = field(default_factory=set)
     outbox: list[bytes] = field(default_factory=list)  # sent at the end of this turn
     num_bytes: int = 0  # size of the outbox
+    accepted: list[bytes] = field(default_factory=list)  # sent with the outbox, or a little later
     pools: set[PoolHandle] = field(default_factory=set)  # that this process maps
 
 
@@ -319,9 +321,11 @@ class EngineServer:
 
     def _begin(self, work: Work, peer: _Peer) -> None:
         number = peer.newest = work.stream
+        if not peer.accepted:
+            asyncio.get_running_loop().call_later(ACCEPTED_S, self._flush, peer)
+        peer.accepted.append(encode(Accepted(number)))
         if number in peer.cancelled:
             peer.cancelled.remove(number)
-            self._send(peer, Accepted(number))
             return
         windows = {Speak: AUDIO_WINDOW, Prefill: PAGES_WINDOW}
         window = windows.get(type(work), TEXT_WINDOW)
@@ -331,7 +335,6 @@ class EngineServer:
         stream.task = asyncio.create_task(self._work(peer, work, stream))
         # Done here because a task that is cancelled before its first step does not run.
         stream.task.add_done_callback(lambda _: self._ended(peer, number, stream))
-        self._send(peer, Accepted(number))  # behind the task's first step, with its answers
 
     def _ended(self, peer: _Peer, number: int, stream: _Stream) -> None:
         peer.streams.pop(number, None)
@@ -456,7 +459,8 @@ class EngineServer:
 
     def _flush(self, peer: _Peer) -> None:
         """Send a front end's bundle."""
-        outbox, peer.outbox, peer.num_bytes = peer.outbox, [], 0
+        outbox = peer.accepted + peer.outbox
+        peer.accepted, peer.outbox, peer.num_bytes = [], [], 0
         if not outbox or self._peers.get(peer.name) is not peer:
             return
         try:
