@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from tts.engine.client import EngineClient
 from tts.errors import ServerBusyError, StreamLimitError
 
 SMOOTHING = 0.1  # weight of the newest call in the mean call length
@@ -152,6 +151,8 @@ class Admission:
 class _LocalSlot:
     """`Slot` of an admission in this process: the call is queued when it waits for the slot."""
 
+    engine = speak = None
+
     def __init__(self, admission: Admission, client: str, stack: AsyncExitStack) -> None:
         self._admission, self._client, self._stack = admission, client, stack
         self._is_held = False
@@ -160,6 +161,3 @@ class _LocalSlot:
         if not self._is_held:
             await self._stack.enter_async_context(self._admission.enter(self._client))
             self._is_held = True
-
-    def speak_behind(self, client: EngineClient) -> None:
-        """See `Slot`: what would wait is in this process."""

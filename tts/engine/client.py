@@ -136,16 +136,20 @@ Speak = Callable[[SpeechJob], AsyncGenerator[AudioBlock, None]]
 
 
 class Slot(Protocol):
-    """Slot of a call among the running ones, which the call may not hold yet."""
+    """Slot of a call among the running ones, which the call may not hold yet.
+
+    `speak` sends jobs to the engine of the client `engine` at once, where they wait for the slot.
+    The jobs of other clients, or of all if it is None, are sent when the slot is held.
+    """
+
+    @property
+    def engine(self) -> EngineClient | None: ...
+
+    @property
+    def speak(self) -> Speak | None: ...
 
     async def held(self) -> None:
         """Wait until the call holds it; one task at a time.
 
         Raises StreamLimitError or ServerBusyError when a limit is reached, and EngineLostError.
-        """
-
-    def speak_behind(self, client: EngineClient) -> Speak | None:
-        """Return what sends jobs to the engine of `client` at once, where they wait for the slot.
-
-        None if they cannot wait there: `held` comes first.
         """

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from tts.engine.client import EngineClient, Speak
+from tts.engine.client import Speak
 from tts.errors import EngineLostError
 from tts.ipc.messages import Admitted
 from tts.ipc.remote_client import RemoteEngineClient, RemoteStream
@@ -86,9 +86,12 @@ class RemoteSlot:
         stack: AsyncExitStack,
         on_held: Callable[[], None],
     ) -> None:
-        self._engine, *self._others = engines
+        self.engine, *self._others = engines
+        """The client of the engine that admits the call."""
         self._client, self._stack, self._on_held = client, stack, on_held
         self._stream: RemoteStream
+        self.speak: Speak
+        """See `Slot`."""
         self.is_held = False
         """Whether the call holds the slot."""
 
@@ -96,13 +99,14 @@ class RemoteSlot:
         """Send the request. Raises EngineLostError when no engine is connected."""
         while True:
             try:
-                asked = self._engine.admit(self._client)
+                asked = self.engine.admit(self._client)
                 self._stream = await self._stack.enter_async_context(asked)
+                self.speak = partial(self.engine.speak, slot=self._stream)
                 return
             except EngineLostError:
                 if not self._others:
                     raise
-                self._engine = self._others.pop(0)
+                self.engine = self._others.pop(0)
 
     async def held(self) -> None:
         """See `Slot`."""
@@ -112,15 +116,9 @@ class RemoteSlot:
             except EngineLostError:
                 if not self._others:
                     raise
-                self._engine = self._others.pop(0)
+                self.engine = self._others.pop(0)
                 await self.ask()
             else:
                 assert isinstance(answer, Admitted)
                 self.is_held = True
                 self._on_held()
-
-    def speak_behind(self, client: EngineClient) -> Speak | None:
-        """See `Slot`: if that engine admits the call."""
-        if client is not self._engine:
-            return None
-        return partial(self._engine.speak, slot=self._stream)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.config.server import ServerConfig
 from tts.engine.admission import Admission
-from tts.engine.client import Slot
 from tts.observe.metrics import Metrics
 from tts.observe.tracing import create_tracer
 from tts.server.call import Call, CallTracker, ServerState
@@ -59,10 +58,6 @@ class ServerContext:
         async with self.admission.enter(call.client):
             call.admission_s = call.age_s
             yield
-
-    def request(self, call: Call) -> AbstractAsyncContextManager[Slot]:
-        """Return a block that has a slot to its end, which it may not hold yet when it begins."""
-        return self.admission.request(call.client)
 
     def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:
         """Accept calls with the loaded model; `speaker` speaks what it generates."""

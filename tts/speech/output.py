@@ -158,7 +158,7 @@ class AudioOutput:
             piece = samples[start : start + self._step]
             loudness = self._loudness
             if loudness is None or loudness.only_measures:
-                yield from self._encode(self._shaped(piece))
+                yield from self._encode(self._shaped(piece) if self._stages else piece)
                 if loudness is not None:
                     loudness.process(piece)  # the sound is not late for that
             else:

@@ -419,9 +419,7 @@ def test_a_job_waits_for_its_calls_place_in_the_engines_process() -> None:
             places = RemoteAdmission(served.clients)
 
             async def listen_behind(slot: RemoteSlot, name: str) -> list[AudioBlock]:
-                speak = slot.speak_behind(served.client)
-                assert speak is not None
-                return [block async for block in speak(speech(name))]
+                return [block async for block in slot.speak(speech(name))]
 
             async with AsyncExitStack() as first:
                 slot = await first.enter_async_context(places.request("a"))
@@ -450,15 +448,21 @@ def test_a_job_waits_for_its_calls_place_in_the_engines_process() -> None:
     run(scenario)
 
 
-def test_another_engines_jobs_do_not_wait_there_for_a_place() -> None:
+def test_a_place_is_asked_for_at_the_next_engine_when_the_first_one_is_lost() -> None:
     async def scenario() -> None:
         admission = Admission(AdmissionLimits(max_running=1, max_waiting=1, max_per_client=9))
-        async with (
-            remote_engine(RampClient(), new_base(), admission=admission) as served,
-            RemoteAdmission(served.clients).request("a") as slot,
-        ):
-            assert slot.speak_behind(RampClient()) is None
-            await slot.held()
+        async with remote_engine(RampClient(), new_base(), admission=admission) as lost:
+            async with remote_engine(RampClient(), new_base(), admission=admission) as served:
+                places = RemoteAdmission([lost.client, served.client])
+                async with lost.client.admit("a"), places.request("b") as slot:
+                    assert slot.engine is lost.client
+                    holding = asyncio.ensure_future(slot.held())
+                    await wait_until(lambda: admission.waiting == 1)
+                    await lost.server.close()
+                    await holding
+                    assert (slot.engine, places.running) == (served.client, 1)
+                    assert await listen(served.client, speech("s"))
+            assert (places.running, places.waiting) == (0, 0)
 
     run(scenario)
 

@@ -34,7 +34,7 @@ from tests.tts.ramp import (
     run,
 )
 from tests.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
-from tts.engine.client import EngineClient, Speak
+from tts.engine.client import EngineClient
 from tts.errors import InvalidRequestError, ServerBusyError, SynthesisError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import ChunkingOverrides, SamplingOverrides, SpeechRequest, Started
@@ -301,17 +301,15 @@ def test_speech_begins_before_its_first_event_is_read(
 
 
 class HeldBack:
-    """A slot that a test gives or refuses; with `is_near` jobs are sent before."""
+    """A slot that a test gives or refuses; the jobs of `engine` are sent before."""
 
-    def __init__(self, *, is_near: bool = False) -> None:
-        self._is_near = is_near
+    def __init__(self, engine: EngineClient | None) -> None:
+        self.engine = engine
+        self.speak = None if engine is None else engine.speak
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def held(self) -> None:
         await asyncio.shield(self.answer)
-
-    def speak_behind(self, client: EngineClient) -> Speak | None:
-        return client.speak if self._is_near else None
 
 
 @pytest.mark.parametrize("is_near", [False, True])
@@ -321,7 +319,8 @@ def test_the_text_is_read_and_nothing_is_heard_before_the_call_is_admitted(
     """The job is sent at once if the engine itself admits the call, else afterwards."""
 
     async def scenario() -> None:
-        slot = HeldBack(is_near=is_near)
+        engine = client if is_near else None
+        slot = HeldBack(engine)
         request = SpeechRequest(TEXT, sampling=SEEDED)
         waiting = synthesizer.stream(request, slot)
         started = asyncio.create_task(anext(waiting))  # type: ignore[arg-type]
@@ -335,7 +334,7 @@ def test_the_text_is_read_and_nothing_is_heard_before_the_call_is_admitted(
         assert isinstance(await started, Started)
         assert (len(client.jobs), client.num_open) == (1, 1)
         await waiting.aclose()
-        refused = HeldBack(is_near=is_near)
+        refused = HeldBack(engine)
         refused.answer.set_exception(ServerBusyError("busy", subject="server", retry_after_s=1.0))
         with pytest.raises(ServerBusyError):
             await anext(synthesizer.stream(request, refused))
