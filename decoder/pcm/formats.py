@@ -67,8 +67,10 @@ def to_s16(samples: np.ndarray) -> np.ndarray:
     """
     if samples.dtype == np.int16:
         return samples
-    finite = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
-    return np.rint(np.clip(finite, -1.0, 1.0) * np.float32(S16_SCALE)).astype("<i2")
+    clamped = np.minimum(np.maximum(samples, np.float32(-1.0)), np.float32(1.0))
+    if np.isnan(clamped.sum()):
+        clamped = np.nan_to_num(clamped)
+    return np.rint(clamped * np.float32(S16_SCALE)).astype("<i2")
 
 
 def encode_samples(samples: np.ndarray, encoding: AudioEncoding) -> bytes:

@@ -48,6 +48,11 @@ class LoudnessNormalizer:
             self._reference = self._power / self._num_loud
         self._begin()
 
+    @property
+    def only_measures(self) -> bool:
+        """Whether there is no reference yet, so that `process` changes nothing."""
+        return self._reference is None
+
     def process(self, samples: np.ndarray) -> np.ndarray:
         """Return as many samples as float32 [S]; unchanged until there is a reference."""
         pieces = []

@@ -61,11 +61,12 @@ class TextTokenizer:
         Raises RequestError if a token of the text model is a special one. (Other added tokens may
         be text: Gemma lists its line breaks among them.)
         """
-        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+        encoded = self._model.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
         if not self._hidden_ids.isdisjoint(ids):
             raise RequestError("the text holds a control token of this model")
         if with_template and text:
-            ids = self._model.encode(text, add_special_tokens=True).ids
+            ids = self._model.post_process(encoded).ids
         return ids
 
     def encode_marked(self, text: str, guard: str) -> list[int]:

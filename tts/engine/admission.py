@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from tts.errors import ServerBusyError, StreamLimitError
@@ -102,6 +102,12 @@ class Admission:
             if not self._per_client[client]:
                 del self._per_client[client]
 
+    @asynccontextmanager
+    async def request(self, client: str) -> AsyncIterator[_LocalSlot]:
+        """Yield a slot at once, which the body enters; see `enter`."""
+        async with AsyncExitStack() as stack:
+            yield _LocalSlot(self, client, stack)
+
     def check_integrity(self) -> None:
         """Raise AssertionError when the counts contradict each other."""
         assert 0 <= self.running <= self._limits.max_running, self
@@ -140,3 +146,18 @@ class Admission:
         else:
             self.running -= 1
         self._on_change(self.running, len(self._waiters))
+
+
+class _LocalSlot:
+    """`Slot` of an admission in this process: the call is queued when it waits for the slot."""
+
+    engine = speak = None
+
+    def __init__(self, admission: Admission, client: str, stack: AsyncExitStack) -> None:
+        self._admission, self._client, self._stack = admission, client, stack
+        self._is_held = False
+
+    async def held(self) -> None:
+        if not self._is_held:
+            await self._stack.enter_async_context(self._admission.enter(self._client))
+            self._is_held = True

@@ -129,3 +129,27 @@ class EngineClient(Protocol):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Wait up to `drain_s` for running requests, cancel the rest, and stop."""
+
+
+Speak = Callable[[SpeechJob], AsyncGenerator[AudioBlock, None]]
+"""Streams a speech job, as `EngineClient.speak` does."""
+
+
+class Slot(Protocol):
+    """Slot of a call among the running ones, which the call may not hold yet.
+
+    `speak` sends jobs to the engine of the client `engine` at once, where they wait for the slot.
+    The jobs of other clients, or of all if it is None, are sent when the slot is held.
+    """
+
+    @property
+    def engine(self) -> EngineClient | None: ...
+
+    @property
+    def speak(self) -> Speak | None: ...
+
+    async def held(self) -> None:
+        """Wait until the call holds it; one task at a time.
+
+        Raises StreamLimitError or ServerBusyError when a limit is reached, and EngineLostError.
+        """

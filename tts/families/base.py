@@ -298,11 +298,15 @@ class SpeechVocabulary:
         frames = f"{self.codes_per_frame} x " if self.codes_per_frame > 1 else ""
         return f"SpeechVocabulary({frames}{self.codebook_size} codes, {kind})"
 
-    def constrain(self, sampling: SamplingParams) -> SamplingParams:
-        """Return `sampling` limited to codes at their positions, and the end between frames."""
+    def constrain(self, sampling: SamplingParams, **others: Any) -> SamplingParams:
+        """Return `sampling` limited to codes at their positions, and the end between frames, with
+        the values of `others`.
+        """
+        stops = (self.end_id,)
         if self.codes_per_frame == 1:
-            return replace(sampling, stop_token_ids=(self.end_id,), allowed_ranges=self._ranges[0])
-        return replace(sampling, stop_token_ids=(self.end_id,), allowed_cycle=self._ranges)
+            ranges = self._ranges[0]
+            return replace(sampling, stop_token_ids=stops, allowed_ranges=ranges, **others)
+        return replace(sampling, stop_token_ids=stops, allowed_cycle=self._ranges, **others)
 
     def whole_frames(self, num_codes: int) -> int:
         """Return the number of codes rounded down to whole frames."""
@@ -354,10 +358,10 @@ class FrameVocabulary(SpeechVocabulary):
         self.end = end
         self._text = () if text_pad is None else (text_pad,)
 
-    def constrain(self, sampling: SamplingParams) -> SamplingParams:
+    def constrain(self, sampling: SamplingParams, **others: Any) -> SamplingParams:
         """See `SpeechVocabulary`."""
         ranges = ((0, self.codebook_size),)
-        return replace(sampling, stop_token_ids=(self.end,), allowed_ranges=ranges)
+        return replace(sampling, stop_token_ids=(self.end,), allowed_ranges=ranges, **others)
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         """See `SpeechVocabulary`; other tokens are skipped."""

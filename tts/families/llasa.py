@@ -8,6 +8,8 @@ To imitate a clip, its transcript precedes the text, and its codes begin the ass
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from decoder import CodecSpec
 from llm import CheckpointError, SamplingParams, Token
 from tts.checkpoint.chat import ChatRole, ControlToken, encode_chat
@@ -63,6 +65,16 @@ class LlasaFamily(SpeechFamily):
     def prompt(self, vocabulary: SpeechVocabulary, text: str, voice: Voice) -> tuple[Token, ...]:
         prompt = voice.prompt or VoicePrompt(())
         spoken = f"{prompt.transcript} {text}" if prompt.transcript else text
-        parts = (INSTRUCTION, TEXT_START, spoken, TEXT_END)
-        asked = encode_chat(self._chat, self.tokenizer, [(ChatRole.USER, parts)], date_string=DATE)
+        before, after = self._turn
+        asked = (*before, *self.tokenizer.encode(spoken), *after)
         return (*asked, vocabulary.start_id, *vocabulary.token_ids(prompt.codes))
+
+    @cached_property
+    def _turn(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Prompt ids in front of a text and behind it, which are the same for all: the template is
+        not rendered for each text.
+        """
+        parts = (INSTRUCTION, TEXT_START, "text", TEXT_END)
+        ids = encode_chat(self._chat, self.tokenizer, [(ChatRole.USER, parts)], date_string=DATE)
+        start, end = (self.tokenizer.control_id(token.name) for token in (TEXT_START, TEXT_END))
+        return ids[: ids.index(start) + 1], ids[ids.index(end) :]

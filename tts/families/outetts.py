@@ -171,9 +171,10 @@ class WordVocabulary(SpeechVocabulary):
             for code, token_id in enumerate(ids)
         }
 
-    def constrain(self, sampling: SamplingParams) -> SamplingParams:
+    def constrain(self, sampling: SamplingParams, **others: Any) -> SamplingParams:
         """See `SpeechVocabulary`."""
-        return replace(sampling, stop_token_ids=self._ends, allowed_ranges=self._allowed)
+        stops, ranges = self._ends, self._allowed
+        return replace(sampling, stop_token_ids=stops, allowed_ranges=ranges, **others)
 
     def codes(self, token_ids: Sequence[Token]) -> tuple[int, ...]:
         """See `SpeechVocabulary`: the codes of whole frames."""

@@ -55,7 +55,10 @@ async def _stream(exchange: Exchange, request: SpeechRequest, encode: Any) -> No
     """Send what `encode` makes of each event; nothing is sent before the first audio."""
     host, call = exchange.host, exchange.call
     stream = host.speech.synthesizer.stream
-    async with host.entering(call) as admitted, aclosing(stream(request, admitted)) as events:
+    async with (
+        host.admission.request(call.client) as slot,
+        aclosing(stream(request, slot)) as events,
+    ):
         async for found in events:
             note_event(call, host.metrics, found)
             data = encode(found)

@@ -5,8 +5,9 @@
 
 A stream may be WINDOW items ahead of its reader; then its task stops reading from the client,
 whose queue fills, which pauses the sequence. Messages for one front end in the same turn of the
-event loop are bundled, because most of the cost is per message. A lost connection is detected by
-the next message to its front end, at the latest by a heartbeat; its streams are cancelled.
+event loop are bundled, because most of the cost is per message, unless it has few streams. A lost
+connection is detected by the next message to its front end, at the latest by a heartbeat; its
+streams are cancelled.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tts.ipc.codec import bundle, decode_from_front_end, encode, to_error_value
 from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Outlet
 from tts.ipc.messages import (
+    NO_SLOT,
     Accepted,
     Admit,
     Admitted,
@@ -72,6 +74,8 @@ REQUEST_BOUND = 1024  # queued messages from one front end
 REPLY_BOUND = 16_384  # queued messages to one front end
 NOTICE_BOUND = 65_536  # queued cancellations and credit; a few per stream
 UNLOAD_S = 2.0  # for front ends to learn that the engine unloads
+ACCEPTED_S = 0.005  # for which the confirmation of a request waits for an answer to go with
+FEW = 4  # streams and slots of a front end, whose answers do not wait for the end of the turn
 BUNDLE_BYTES = 2**18  # maximum size of a bundle; a larger message is sent alone
 
 
@@ -90,6 +94,7 @@ class _Stream:
         self._credit = credit
         self._timeout_s = timeout_s
         self._may_send = asyncio.Event()
+        self.is_held = asyncio.Event()  # of a slot
         self._room: asyncio.Future[Room] = asyncio.get_running_loop().create_future()
 
     def give(self, num_items: int) -> None:
@@ -137,6 +142,7 @@ class _Peer:
     cancelled: set[int] = field(default_factory=set)
     outbox: list[bytes] = field(default_factory=list)  # sent at the end of this turn
     num_bytes: int = 0  # size of the outbox
+    accepted: list[bytes] = field(default_factory=list)  # sent with the outbox, or a little later
     pools: set[PoolHandle] = field(default_factory=set)  # that this process maps
 
 
@@ -315,7 +321,9 @@ class EngineServer:
 
     def _begin(self, work: Work, peer: _Peer) -> None:
         number = peer.newest = work.stream
-        self._send(peer, Accepted(number))
+        if not peer.accepted:
+            asyncio.get_running_loop().call_later(ACCEPTED_S, self._flush, peer)
+        peer.accepted.append(encode(Accepted(number)))
         if number in peer.cancelled:
             peer.cancelled.remove(number)
             return
@@ -359,6 +367,8 @@ class EngineServer:
                 async for answer in answers:
                     await stream.take()
                     self._send(peer, answer)
+                    if len(peer.streams) <= FEW:
+                        self._flush(peer)
         except Exception as error:
             value = to_error_value(error)
             if value.message != str(error):
@@ -370,7 +380,8 @@ class EngineServer:
     ) -> AsyncGenerator[Message, None]:
         number = work.stream
         match work:
-            case Speak(job=job):
+            case Speak(job=job, slot=slot):
+                await _held(peer, slot)
                 request = job.request
                 request_id.set(request.request_id)  # for log lines of this stream's task
                 job = replace(job, request=_renamed(request, peer, number))
@@ -391,7 +402,7 @@ class EngineServer:
                     async for answer in pages:
                         yield answer
             case Admit(client=client):
-                async for answer in self._admit(number, client):
+                async for answer in self._admit(number, client, stream):
                     yield answer
 
     async def _prefill(
@@ -423,11 +434,14 @@ class EngineServer:
                 async for part in parts:
                     yield _pages(work.stream, part, outlet)
 
-    async def _admit(self, number: int, client: str) -> AsyncGenerator[Message, None]:
+    async def _admit(
+        self, number: int, client: str, stream: _Stream
+    ) -> AsyncGenerator[Message, None]:
         """Hold a slot among the running calls until the stream is cancelled."""
         if self._admission is None:
             raise NotAvailableError("this engine has no admission; its front end has")
         async with self._admission.enter(client):
+            stream.is_held.set()
             yield Admitted(number)
             await asyncio.Event().wait()
 
@@ -445,7 +459,8 @@ class EngineServer:
 
     def _flush(self, peer: _Peer) -> None:
         """Send a front end's bundle."""
-        outbox, peer.outbox, peer.num_bytes = peer.outbox, [], 0
+        outbox = peer.accepted + peer.outbox
+        peer.accepted, peer.outbox, peer.num_bytes = [], [], 0
         if not outbox or self._peers.get(peer.name) is not peer:
             return
         try:
@@ -480,6 +495,19 @@ class EngineServer:
 
     async def _forget(self, peer: _Peer) -> None:
         await asyncio.gather(*self._drop(peer), return_exceptions=True)
+
+
+async def _held(peer: _Peer, number: int) -> None:
+    """Wait until a slot, if any, is held. Raises NotAvailableError for one that was refused.
+
+    A refusal in the meantime ends the wait: the front end cancels what waits.
+    """
+    if number == NO_SLOT:
+        return
+    slot = peer.streams.get(number)
+    if slot is None:
+        raise NotAvailableError("the call has no slot")
+    await slot.is_held.wait()
 
 
 def _pages(stream: int, part: PagePart, outlet: Outlet | None) -> Pages:

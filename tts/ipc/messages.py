@@ -24,6 +24,8 @@ from llm import PoolHandle, Request, Token, TokenChunk
 from tts.engine.client import AudioBlock, EncodedClip, EngineInfo, SpeechJob
 from tts.observe.engine_status import EngineStatus
 
+NO_SLOT = -1
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base class of messages, encoded as an array of the class name and the fields."""
@@ -75,9 +77,12 @@ class Work(Message, frozen=True):
 
 
 class Speak(Work, frozen=True):
-    """Request of `EngineClient.speak`."""
+    """Request of `EngineClient.speak`, behind the slot that this stream of the connection holds or
+    waits for; NO_SLOT: at once.
+    """
 
     job: SpeechJob
+    slot: int = NO_SLOT
 
 
 class Generate(Work, frozen=True):

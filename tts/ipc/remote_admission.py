@@ -1,12 +1,19 @@
-"""`RemoteAdmission`: admission of calls over all front ends, by an engine's process."""
+"""`RemoteAdmission`: admission of calls over all front ends, by an engine's process.
+
+request ─▶ Admit ─▶ the body begins ─▶ Speak, which waits for the slot in that process
+                                    ─▶ held: Admitted, or the error of a refusal
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
+from tts.engine.client import Speak
 from tts.errors import EngineLostError
-from tts.ipc.remote_client import RemoteEngineClient
+from tts.ipc.messages import Admitted
+from tts.ipc.remote_client import RemoteEngineClient, RemoteStream
 
 
 class RemoteAdmission:
@@ -37,19 +44,25 @@ class RemoteAdmission:
 
         Raises StreamLimitError or ServerBusyError when a limit is reached, and EngineLostError.
         """
+        async with self.request(client) as slot:
+            await slot.held()
+            yield
+
+    @asynccontextmanager
+    async def request(self, client: str) -> AsyncIterator[RemoteSlot]:
+        """Request a slot to the end of the body, which begins at once. Raises EngineLostError."""
         self._count(0, 1)
-        is_waiting = True
+        slot = None
         try:
-            async with AsyncExitStack() as slot:
-                await self._take(slot, client)
-                is_waiting = False
-                self._count(1, -1)
-                try:
-                    yield
-                finally:
-                    self._count(-1, 0)
+            async with AsyncExitStack() as stack:
+                engines = sorted(self._engines, key=lambda engine: engine.is_unloaded)
+                slot = RemoteSlot(engines, client, stack, partial(self._count, 1, -1))
+                await slot.ask()
+                yield slot
         finally:
-            if is_waiting:
+            if slot is not None and slot.is_held:
+                self._count(-1, 0)
+            else:
                 self._count(0, -1)
 
     def check_integrity(self) -> None:
@@ -57,16 +70,55 @@ class RemoteAdmission:
         assert self.running >= 0, self
         assert self.waiting >= 0, self
 
-    async def _take(self, slot: AsyncExitStack, client: str) -> None:
-        """Wait for a slot of the first engine that is connected; `slot` gives it back."""
-        *others, last = sorted(self._engines, key=lambda engine: engine.is_unloaded)
-        for engine in others:
-            with suppress(EngineLostError):
-                await slot.enter_async_context(engine.admit(client))
-                return
-        await slot.enter_async_context(last.admit(client))
-
     def _count(self, running: int, waiting: int) -> None:
         self.running += running
         self.waiting += waiting
         self._note(self.running, self.waiting)
+
+
+class RemoteSlot:
+    """`Slot` of the first of `engines` that is connected; `stack` gives it back."""
+
+    def __init__(
+        self,
+        engines: Sequence[RemoteEngineClient],
+        client: str,
+        stack: AsyncExitStack,
+        on_held: Callable[[], None],
+    ) -> None:
+        self.engine, *self._others = engines
+        """The client of the engine that admits the call."""
+        self._client, self._stack, self._on_held = client, stack, on_held
+        self._stream: RemoteStream
+        self.speak: Speak
+        """See `Slot`."""
+        self.is_held = False
+        """Whether the call holds the slot."""
+
+    async def ask(self) -> None:
+        """Send the request. Raises EngineLostError when no engine is connected."""
+        while True:
+            try:
+                asked = self.engine.admit(self._client)
+                self._stream = await self._stack.enter_async_context(asked)
+                self.speak = partial(self.engine.speak, slot=self._stream)
+                return
+            except EngineLostError:
+                if not self._others:
+                    raise
+                self.engine = self._others.pop(0)
+
+    async def held(self) -> None:
+        """See `Slot`."""
+        while not self.is_held:
+            try:
+                answer = await self._stream.next()
+            except EngineLostError:
+                if not self._others:
+                    raise
+                self.engine = self._others.pop(0)
+                await self.ask()
+            else:
+                assert isinstance(answer, Admitted)
+                self.is_held = True
+                self._on_held()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,6 @@ from tts.ipc.heartbeat import LATE_S
 from tts.ipc.link import EngineUnloadedError, Link, Stream
 from tts.ipc.messages import (
     Admit,
-    Admitted,
     Answer,
     Audio,
     Encode,
@@ -141,12 +140,15 @@ class RemoteEngineClient:
                 reader.stream.has_ended = chunk.finish_reason is not None
                 yield chunk
 
-    async def speak(self, job: SpeechJob) -> AsyncGenerator[AudioBlock, None]:
+    async def speak(
+        self, job: SpeechJob, slot: RemoteStream | None = None
+    ) -> AsyncGenerator[AudioBlock, None]:
         """Stream a speech job. Closing the iterator cancels it.
 
-        Raises what the engine's own client raises, and EngineLostError.
+        `slot`: one of this engine, which the job waits for there. Raises what the engine's own
+        client raises, and EngineLostError.
         """
-        async with self._reading(Speak, job, AUDIO_WINDOW) as reader:
+        async with self._reading(Speak, job, AUDIO_WINDOW, slot) as reader:
             block = None
             while block is None or block.finish_reason is None:
                 answer = await reader.next()
@@ -171,16 +173,14 @@ class RemoteEngineClient:
         async with self._reading(Prefill, request, PAGES_WINDOW) as reader:
             yield RemotePrompt(reader)
 
-    @asynccontextmanager
-    async def admit(self, client: str) -> AsyncIterator[None]:
-        """Hold a slot among the calls of all front ends, for a client's call; wait for a free one.
+    def admit(self, client: str) -> AbstractAsyncContextManager[RemoteStream]:
+        """Request a slot among the calls of all front ends for a client's call, to the end of the
+        block. It is held when the stream has its only answer, Admitted, or fails with
+        ServerBusyError or StreamLimitError when a limit is reached.
 
-        Raises ServerBusyError or StreamLimitError when a limit is reached, and EngineLostError.
+        Raises EngineLostError.
         """
-        async with self._reading(Admit, client, 1) as reader:
-            answer = await reader.next()
-            assert isinstance(answer, Admitted)
-            yield
+        return self._reading(Admit, client, 1)
 
     @property
     def is_unloaded(self) -> bool:
@@ -279,23 +279,33 @@ class RemoteEngineClient:
             self._wake()
             await asyncio.sleep(WAKE_S)
 
-    async def _open(self, kind: Callable[..., Work], value: object) -> tuple[Link, Stream]:
-        """Send a request; if the engine has unloaded its model, wait until it is loaded again."""
+    async def _open(
+        self, kind: Callable[..., Work], value: object, slot: RemoteStream | None
+    ) -> tuple[Link, Stream]:
+        """Send a request; if the engine has unloaded its model, wait until it is loaded again.
+
+        An engine that has replaced that of the slot does not know the slot.
+        """
         while self.is_unloaded:
             if self._link.is_unloaded:
                 self._connected.clear()  # the keeper has not noticed it yet
             async with self._waking():
                 await self._connected.wait()
         link = self._link
-        return link, link.open(kind(link.name, link.new_number(), value))
+        behind = (slot.stream.number,) if slot is not None and slot.link is link else ()
+        return link, link.open(kind(link.name, link.new_number(), value, *behind))
 
     @asynccontextmanager
     async def _reading(
-        self, kind: Callable[..., Work], value: object, window: int
-    ) -> AsyncIterator[_Reader]:
+        self,
+        kind: Callable[..., Work],
+        value: object,
+        window: int,
+        slot: RemoteStream | None = None,
+    ) -> AsyncIterator[RemoteStream]:
         """Send a request; cancel it at the end of the block if it has not ended."""
-        send = partial(self._open, kind, value)
-        reader = _Reader(send, *await send(), window)
+        send = partial(self._open, kind, value, slot)
+        reader = RemoteStream(send, *await send(), window)
         try:
             yield reader
         finally:
@@ -305,7 +315,7 @@ class RemoteEngineClient:
 class RemotePrompt:
     """A prompt that another engine computes."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: RemoteStream) -> None:
         self._reader = reader
         self.has_room = False
         """Whether the room for its pages was sent, so that the engine may write there."""
@@ -338,7 +348,7 @@ class RemotePrompt:
             yield part
 
 
-class _Reader:
+class RemoteStream:
     """Reader of a stream that grants credit to the engine.
 
     `send` repeats the request, when the engine has unloaded its model before the first answer.
@@ -351,16 +361,17 @@ class _Reader:
         stream: Stream,
         window: int,
     ) -> None:
-        self.stream = stream
-        self._send, self._link = send, link
+        self.link, self.stream = link, stream
+        self._send = send
         self._batch = max(1, window // 2)
         self._num_taken = -1  # an item counts as read when the next one is requested
         self._is_answered = False
 
     async def next(self) -> Answer:
+        """Wait for the next answer. Raises the engine's error, or EngineLostError."""
         self._num_taken += 1
         if self._num_taken >= self._batch:
-            self._link.took(self.stream, self._num_taken)
+            self.link.took(self.stream, self._num_taken)
             self._num_taken = 0
         while True:
             try:
@@ -368,16 +379,19 @@ class _Reader:
             except EngineUnloadedError:
                 if self._is_answered:
                     raise
-                self._link, self.stream = await self._send()
+                self.link, self.stream = await self._send()
             else:
                 self._is_answered = True
                 return answer
 
     def set_held(self, hold: Hold) -> None:
-        self._link.set_held(self.stream, is_held=hold.is_set)
+        """Have the engine hold the text, or continue it."""
+        self.link.set_held(self.stream, is_held=hold.is_set)
 
     def give_room(self, room: Callable[[str, int], Room]) -> None:
-        self._link.give_room(room(self._link.name, self.stream.number))
+        """Send the room for the prompt's pages."""
+        self.link.give_room(room(self.link.name, self.stream.number))
 
     def close(self) -> None:
-        self._link.close_stream(self.stream)
+        """Close the stream; cancel it if it has not ended."""
+        self.link.close_stream(self.stream)

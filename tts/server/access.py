@@ -157,9 +157,10 @@ class ReceiveSlots:
 
     def _hand_out(self) -> None:
         while self._num_free and self._waiting:
-            held = Counter(slot.client for slot in self._taken)
-            turns = self._turns
-            slot = min(self._waiting, key=lambda p: (held[p.client], turns.get(p.client, 0.0)))
+            slot, turns = self._waiting[0], self._turns
+            if len(self._waiting) > 1:
+                held = Counter(slot.client for slot in self._taken)
+                slot = min(self._waiting, key=lambda p: (held[p.client], turns.get(p.client, 0.0)))
             self._waiting.remove(slot)
             self._taken.append(slot)
             self._num_free -= 1

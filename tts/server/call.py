@@ -153,6 +153,8 @@ def note_event(call: Call, metrics: Metrics, event: SessionEvent | SpeechEvent) 
     match event:
         case Started():
             call.sample_rate = event.audio_format.sample_rate
+            if call.admission_s is None:
+                call.admission_s = call.age_s
         case AudioChunk():
             duration_s = event.sample_count / call.sample_rate
             call.audio_s += duration_s

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.config.server import ServerConfig
@@ -59,21 +58,6 @@ class ServerContext:
         async with self.admission.enter(call.client):
             call.admission_s = call.age_s
             yield
-
-    @asynccontextmanager
-    async def entering(self, call: Call) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-        """Request a slot as `enter` does, and hold it to the end of the body, which begins at once.
-
-        The body awaits what this yields before it uses the model; that raises what `enter` raises.
-        """
-        async with AsyncExitStack() as slot:
-            entering = asyncio.create_task(slot.enter_async_context(self.enter(call)))
-            try:
-                await asyncio.sleep(0)  # it is requested before the body begins
-                yield lambda: asyncio.shield(entering)
-            finally:
-                entering.cancel()
-                await asyncio.gather(entering, return_exceptions=True)
 
     def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:
         """Accept calls with the loaded model; `speaker` speaks what it generates."""

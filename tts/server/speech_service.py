@@ -72,10 +72,9 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             checked = self._host.speech.check(request, call.request_id)
             call.note_text(checked.text)
             stream = self._host.speech.synthesizer.stream
-            # The text is read while another process admits the call.
             async with (
-                self._host.entering(call) as admitted,
-                aclosing(stream(checked, admitted)) as events,
+                self._host.admission.request(call.client) as slot,
+                aclosing(stream(checked, slot)) as events,
             ):
                 async for event in events:
                     note_event(call, self._host.metrics, event)

@@ -100,8 +100,8 @@ class AudioOutput:
         stages = self._trimmer, self._levels, stretcher, self._resampler
         self._stages = [stage for stage in stages if stage is not None]
         self._gain, self._speaking_rate = np.float32(gain_factor(gain_db)), speaking_rate
-        self._is_shaped = bool(self._stages) or self._loudness is not None
-        is_plain = not self._is_shaped and gain_db == 0.0 and self._marker is None
+        is_shaped = bool(self._stages) or self._loudness is not None
+        is_plain = not is_shaped and gain_db == 0.0 and self._marker is None
         self.takes_s16 = is_plain and self._encoding in SIXTEEN_BIT
         """Whether the output accepts 16-bit samples: conversion to 16 bits is the only stage."""
         is_costly = self._encoding in COMPRESSED or is_stretched
@@ -156,11 +156,15 @@ class AudioOutput:
             raise ValueError("this output requires float samples, not 16-bit ones")
         for start in range(0, len(samples), self._step):
             piece = samples[start : start + self._step]
-            yield from self._encode(self._shaped(piece) if self._is_shaped else piece)
+            loudness = self._loudness
+            if loudness is None or loudness.only_measures:
+                yield from self._encode(self._shaped(piece) if self._stages else piece)
+                if loudness is not None:
+                    loudness.process(piece)  # the sound is not late for that
+            else:
+                yield from self._encode(self._shaped(loudness.process(piece)))
 
     def _shaped(self, samples: np.ndarray) -> np.ndarray:
-        if self._loudness is not None:
-            samples = self._loudness.process(samples)
         for stage in self._stages:
             samples = stage.process(samples)
         return samples

@@ -37,7 +37,7 @@ from decoder import (
     validate_streaming,
 )
 from llm import FinishReason, Request, SamplingParams, Token
-from tts.engine.client import AudioBlock, EngineClient, SpeechJob
+from tts.engine.client import AudioBlock, EngineClient, Speak, SpeechJob
 from tts.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
@@ -121,9 +121,11 @@ class SynthesisRun:
         settings: SynthesisSettings,
         request: SpeechRequest,
         aligner: Callable[[], Aligner] | None = None,
+        speak: Speak | None = None,
     ) -> None:
         """Resolve the defaults of a request, which has its voice; `aligner` None: there is none.
 
+        `speak` takes the jobs; None: the client's own.
         Raises InvalidRequestError, NotAvailableError and AdapterNotFoundError.
         """
         assert client.codec is not None
@@ -132,15 +134,14 @@ class SynthesisRun:
         assert request.voice is not None
         if request.pitch or request.lora:
             _check_abilities(request, settings, client.codec)
-        self._client, self._family, self._settings = client, prompts.family, settings
+        self._family, self._settings, self._send = prompts.family, settings, speak or client.speak
         self._request, self._voice, self._aligner = request, request.voice, aligner
         self._turn: SpeechRequest | Turn = request  # until the first turn of a document
         self._turn_codes, self._spent_s = 0, 0.0  # codes and seconds before this turn, or break
         self._kept: dict[str, Voice] = {}  # by name: voices with the model's random speaker
         self._opening: VoicePrompt | None = None  # of that speaker, from a sentence's beginning
         self._spec, self._vocabulary = client.codec, prompts.vocabulary
-        self._request_id = request.request_id or uuid4().hex
-        seed = request.sampling.seed
+        request_id, seed = request.request_id or uuid4().hex, request.sampling.seed
         self._seed = secrets.randbits(64) if seed is None else seed
         self._sampling = overridden(settings.sampling, request.sampling.given())
         self._max_audio_s = min(request.max_audio_s or math.inf, settings.max_audio_s)
@@ -152,14 +153,14 @@ class SynthesisRun:
         self._output = _output(request, settings, self._spec, self._audio_format)
         has_marks = request.markup is not None and request.markup.has_marks
         self._needs_times = has_marks or request.timestamps is TimestampGranularity.WORD
-        self._marks = MarkQueue()
+        self._marks, self._checks = MarkQueue(), list[tuple[CheckResult, ...]]()
         self._segment_codes: list[int] = []
         self._said: tuple[int, ...] = ()  # codes of the sentence before this segment
         self._timeline: Timeline | None = None  # of the segment, if parts of it are stretched
         self._carry, self._is_fresh = request.carry, True  # fresh: the first chunk sizes follow
         self._num_chunks = self._num_samples = 0  # sent
         self.num_segments = self._num_codes = 0
-        self._unsent_codes = 0  # codes of blocks without output bytes so far
+        self._unsent_codes = 0  # of blocks without output bytes so far
         self._segment = TextSegment(0, "", 0, 0)
         self._spoken: list[str] = []  # texts of the segments
         self._pronunciations: dict[Pronunciation, None] = {}  # an ordered set: those applied
@@ -168,9 +169,8 @@ class SynthesisRun:
         self._prefill_s: float | None = None
         self._started_s = time.monotonic()
         self._first_audio_s: float | None = None
-        self.started = Started(self._request_id, settings.model, self._audio_format, self._seed)
+        self.started = Started(request_id, settings.model, self._audio_format, self._seed)
         """First event of the request."""
-        self._checks: list[tuple[CheckResult, ...]] = []
         self.finish_reason = FinishReason.STOP
         self.is_exhausted = False
         """Whether the request's limits allow no more audio."""
@@ -326,7 +326,7 @@ class SynthesisRun:
         if emphasis:
             job = replace(job, as_s16=False)  # to be stretched
         checks = self._request.check
-        blocks = self._checked(segment, job, is_last=is_last) if checks else self._client.speak(job)
+        blocks = self._checked(segment, job, is_last=is_last) if checks else self._send(job)
         if segment.is_open:
             blocks = without_last_pause(blocks)
         return self._emphasised(segment, blocks, emphasis) if emphasis else blocks
@@ -387,7 +387,7 @@ class SynthesisRun:
         """
         attempts: list[tuple[Verdict, list[AudioBlock]]] = []
         for attempt in _attempts(job):
-            async with aclosing(self._client.speak(attempt)) as spoken:
+            async with aclosing(self._send(attempt)) as spoken:
                 blocks = [block async for block in spoken]
             verdict = await asyncio.to_thread(self._verdict, segment, blocks, is_last)
             attempts.append((verdict, blocks))
@@ -525,8 +525,8 @@ class SynthesisRun:
             room *= per_token
             room = vocabulary.whole_frames(room)
             max_codes = max(vocabulary.codes_per_frame, min(max_codes, room))
-        sampling = replace(
-            vocabulary.constrain(self._sampling),
+        sampling = vocabulary.constrain(
+            self._sampling,
             seed=segment_seed(self._seed, self.num_segments - 1),
             max_tokens=max_codes // per_token + vocabulary.last_delay,
             min_tokens=-(-min(self._shortest(segment), max_codes) // per_token)
@@ -540,7 +540,7 @@ class SynthesisRun:
             elif not self._is_fresh:
                 streaming = replace(streaming, chunk_sizes=sizes[-1:])
         # A client's request id is not unique among running requests.
-        request_id = f"{self._request_id}#{next(_job_numbers)}"
+        request_id = f"{self.started.request_id}#{next(_job_numbers)}"
         return SpeechJob(
             request=Request(
                 request_id, prompt_ids, sampling, priority=request.priority, lora=request.lora
@@ -582,7 +582,7 @@ class SynthesisRun:
 
     def _note(self, block: AudioBlock) -> None:
         if block.finish_reason is FinishReason.ERROR:
-            raise SynthesisError(f"request {self._request_id}: {block.error}")
+            raise SynthesisError(f"request {self.started.request_id}: {block.error}")
         if self._queue_s is None:
             self._queue_s, self._prefill_s = block.queue_s, block.prefill_s
         self._num_codes += block.num_codes
@@ -621,7 +621,7 @@ class SynthesisRun:
 
     def _end_segment(self, block: AudioBlock | None, *, is_last: bool) -> None:
         if block is None:
-            raise SynthesisError(f"request {self._request_id}: the engine sent nothing")
+            raise SynthesisError(f"request {self.started.request_id}: the engine sent nothing")
         if block.finish_reason is FinishReason.STOP:
             self._end_voice()
         elif block.finish_reason is FinishReason.LENGTH:

@@ -9,7 +9,7 @@ over time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ from decoder import (
     CodecSpec,
     apply_patches,
 )
-from tts.engine.client import EngineClient
+from tts.engine.client import EngineClient, Slot, Speak
 from tts.errors import (
     InvalidRequestError,
     Precondition,
@@ -59,10 +59,6 @@ Perform = Callable[[Any], AsyncGenerator[SpokenEvent | MarkTime, None]]
 
 
 MAX_INSTRUCTIONS = 2000  # characters
-
-
-async def _is_admitted() -> None:
-    pass
 
 
 class Synthesizer:
@@ -135,11 +131,12 @@ class Synthesizer:
         return replace(limits, max_prompt_tokens=max(room, 0))
 
     async def stream(
-        self, request: SpeechRequest, admitted: Callable[[], Awaitable[object]] = _is_admitted
+        self, request: SpeechRequest, slot: Slot | None = None
     ) -> AsyncGenerator[SpeechEvent, None]:
         """Yield Started, then audio as it is generated, then Done. Closing the iterator cancels it.
 
-        `admitted` returns when the model may be used; what it raises is raised before Started.
+        The model is used behind the call's `slot`; what `Slot.held` raises is raised before
+        Started. The text is read before, and sent to an engine that admits the call itself.
 
         Raises InvalidRequestError, PreconditionError or NotAvailableError before Started, and
         SynthesisError when the engine fails later.
@@ -147,11 +144,12 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = request.voice or self.voices.default
-        if voice.clip is not None or request.markup is not None:
-            await admitted()  # voices are made with the model
+        if slot is not None and (voice.clip is not None or request.markup is not None):
+            await slot.held()  # voices are made with the model
         if voice.clip is not None:
             voice = await self.cloner.ready(voice)
-        speech = self._run(request, voice)
+        speak = slot.speak if slot is not None and slot.engine is self._client else None
+        speech = self._run(request, voice, speak)
         perform: Perform = speech.speak
         text: SegmentStream | ScriptWriter
         if request.markup is None:
@@ -162,8 +160,11 @@ class Synthesizer:
             steps = iter(await text.write())
             speech.warn(*text.warnings)
         first = [*islice(steps, 1)]  # raises for text that cannot be spoken
-        await admitted()
+        if slot is not None and speak is None:
+            await slot.held()
         async with _begun(_spoken(speech, perform, chain(first, steps))) as events:
+            if slot is not None:
+                await slot.held()
             yield speech.started
             async for event in events:
                 yield event
@@ -291,13 +292,15 @@ class Synthesizer:
                 raise InvalidRequestError.of(wrong, str(error)) from error
         return Lexicon.of(read, ascii_only=ascii_only, any_case=any_case)
 
-    def _run(self, request: SpeechRequest, voice: Voice) -> SynthesisRun:
+    def _run(
+        self, request: SpeechRequest, voice: Voice, speak: Speak | None = None
+    ) -> SynthesisRun:
         if voice is not request.voice:
             request = replace(request, voice=voice)
         if request.timestamps is TimestampGranularity.WORD:
             self._aligner()  # raises before Started
         aligner = None if self.settings.aligner is None else self._aligner
-        return SynthesisRun(self._client, self._prompts, self.settings, request, aligner)
+        return SynthesisRun(self._client, self._prompts, self.settings, request, aligner, speak)
 
     def _aligner(self) -> Aligner:
         """Return the word aligner, which is loaded by the first request that needs it."""

@@ -69,7 +69,7 @@ class SamplingOverrides:
 
     def given(self) -> dict[str, Any]:
         """Return those that are not None, by name."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        values = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in values if value is not None}
 
 
@@ -118,7 +118,7 @@ def overridden(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingPa
     if later is not None:
         names = {field.name for field in fields(later)} & drawn.keys()
         drawn["later_codes"] = replace(later, **{name: drawn[name] for name in names})
-    return replace(defaults, **drawn)
+    return replace(defaults, **drawn) if drawn else defaults
 
 
 @dataclass(frozen=True, slots=True)

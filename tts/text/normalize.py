@@ -78,7 +78,8 @@ class AlignedText:
         """Apply all rules in order."""
         result = self
         for pattern, replace in rules:
-            result = result.sub(pattern, replace)
+            if pattern.search(result.text) is not None:  # most rules find nothing
+                result = result.sub(pattern, replace)
         return result
 
     def cut(self, start: int, end: int) -> AlignedText:

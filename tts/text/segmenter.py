@@ -426,13 +426,15 @@ class SegmentStream:
         return clause or safe or fitting
 
     def _emit(self, count: int) -> list[TextSegment]:
+        opening, self._opening = self._opening, None
+        if not count:
+            return []
         words, self._pending = self._pending[:count], self._pending[count:]
         self._num_pending = sum(spoken_size(word.text) + 1 for word in self._pending)
         spoken, applied = self._speak(words)
         limit = self._options.max_characters
         if self._options.mode is SegmentMode.NONE and spoken_size(spoken.text) > limit:
             raise _does_not_fit(self._options)
-        opening, self._opening = self._opening, None
         sentence = ""
         if opening is not None:
             spoken, sentence = self._continued(opening, words, spoken)
@@ -527,12 +529,12 @@ def _spoken_words(piece: AlignedText, words: Sequence[_Word], stop: int) -> tupl
 
     A phrase with one pronunciation belongs to its first word, which is extended to its end.
     """
-    pairs = zip(piece.origins, piece.text, strict=True)
-    runs = [(origin, "".join(c for _, c in run)) for origin, run in groupby(pairs, itemgetter(0))]
-    nexts = [*(origin for origin, _ in runs[1:]), stop]
+    origins, count = piece.origins, len(piece.text)
+    starts = [n for n in range(count) if not n or origins[n] != origins[n - 1]]
     spoken = []
-    for (origin, text), following in zip(runs, nexts, strict=True):
-        last = max(origin, following - 1)
+    for start, end in zip(starts, [*starts[1:], count], strict=True):
+        origin, text = origins[start], piece.text[start:end]
+        last = max(origin, (origins[end] if end < count else stop) - 1)
         if any(map(str.isalnum, text)):
             word = words[origin]
             spoken.append(SpokenWord(word.text, word.start, words[last].end, text.strip()))

@@ -112,15 +112,19 @@ class PenaltyHistory:
 
     def fill(self, updates: Sequence[HistoryUpdate]) -> None:
         """Set slots to the tokens that their requests have generated, without waiting."""
-        if not updates:
-            return
         device = self.counts.device
-        slots = torch.tensor([replay.slot for replay in updates])
-        self.counts.index_fill_(0, to_device(slots, device), 0)
-        counted = np.concatenate([_counted(replay) for replay in updates], axis=1)
+        if len(updates) == 1:
+            self.counts[updates[0].slot].zero_()  # a copy of its number would take longer
+        elif updates:
+            slots = torch.tensor([replay.slot for replay in updates])
+            self.counts.index_fill_(0, to_device(slots, device), 0)
+        generated = [replay for replay in updates if replay.tokens]
+        if not generated:  # new requests
+            return
+        counted = np.concatenate([_counted(replay) for replay in generated], axis=1)
         self._scatter(self.counts, counted, device)
         length = self.latest.shape[1]
-        latest = np.concatenate([_latest(replay, length) for replay in updates], axis=1)
+        latest = np.concatenate([_latest(replay, length) for replay in generated], axis=1)
         self._scatter(self.latest, latest, device)
 
     @staticmethod

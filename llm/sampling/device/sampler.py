@@ -143,7 +143,7 @@ class DeviceSampler:
         self, rows: Sequence[ScheduledRow], records: np.ndarray, step: int
     ) -> tuple[HistoryUpdate, ...]:
         """Assign slots to the penalised rows; return the slots to fill."""
-        penalised = (records["flags"] & int(Flag.PENALTIES)).nonzero()[0]
+        penalised = (records["flags"] & Flag.PENALTIES).nonzero()[0]
         if not len(penalised):
             return ()
         if records["window"][penalised].max() > self._max_window:
@@ -166,7 +166,7 @@ class DeviceSampler:
         if not masked:
             return None
         records["mask"][masked] = np.arange(len(masked))
-        records["flags"][masked] |= int(Flag.MASK)
+        records["flags"][masked] |= Flag.MASK
         return torch.from_numpy(np.stack(list(words.values()))) if words else None
 
     def load(self, plan: DevicePlan, buffers: SamplingBuffers) -> None:

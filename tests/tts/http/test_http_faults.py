@@ -162,9 +162,9 @@ def failing(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     plain = Synthesizer.stream
 
     async def stream(
-        self: Synthesizer, request: SpeechRequest, *admitted: Any
+        self: Synthesizer, request: SpeechRequest, *slot: Any
     ) -> AsyncGenerator[SpeechEvent, None]:
-        events = plain(self, request, *admitted)
+        events = plain(self, request, *slot)
         yield await anext(events)
         yield await anext(events)
         await events.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,20 @@ from tests.tts.ipc.remote_engine import (
 )
 from tests.tts.ramp import RampClient
 from tts.engine.admission import Admission, AdmissionLimits
-from tts.engine.client import Hold, SpeechJob
+from tts.engine.client import AudioBlock, Hold, SpeechJob
 from tts.engine.local_client import LocalEngineClient
-from tts.errors import EngineLostError, PreconditionError, ServerBusyError, StreamLimitError
+from tts.errors import (
+    EngineLostError,
+    NotAvailableError,
+    PreconditionError,
+    ServerBusyError,
+    StreamLimitError,
+)
 from tts.ipc import engine_server, link
 from tts.ipc.codec import encode
 from tts.ipc.engine_server import AUDIO_WINDOW, REQUEST_BOUND, EngineServer
 from tts.ipc.messages import Cancel, Hello, Speak
+from tts.ipc.remote_admission import RemoteAdmission, RemoteSlot
 from tts.ipc.remote_client import RemoteEngineClient
 
 
@@ -387,17 +394,75 @@ def test_places_are_shared_by_all_front_ends() -> None:
         async with remote_engine(
             RampClient(), new_base(), front_ends=2, admission=admission
         ) as served:
-            one, two = served.clients
-            async with one.admit("a"), two.admit("a"):
+            one, two = (RemoteAdmission([client]) for client in served.clients)
+            async with one.enter("a"), two.enter("a"):
                 assert admission.running == 2
-                waiting = asyncio.ensure_future(one.admit("b").__aenter__())
+                waiting = asyncio.ensure_future(one.enter("b").__aenter__())
                 await wait_until(lambda: admission.waiting == 1)
                 with pytest.raises(ServerBusyError) as busy:
-                    await two.admit("c").__aenter__()
+                    await two.enter("c").__aenter__()
                 assert busy.value.retry_after_s > 0
             await waiting
             assert admission.running == 1
             admission.check_integrity()
+
+    run(scenario)
+
+
+def test_a_job_waits_for_its_calls_place_in_the_engines_process() -> None:
+    """It is sent before the answer, runs when the place is held, and never if it is refused."""
+    engine = RampClient()
+
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(max_running=1, max_waiting=1, max_per_client=9))
+        async with remote_engine(engine, new_base(), admission=admission) as served:
+            places = RemoteAdmission(served.clients)
+
+            async def listen_behind(slot: RemoteSlot, name: str) -> list[AudioBlock]:
+                return [block async for block in slot.speak(speech(name))]
+
+            async with AsyncExitStack() as first:
+                slot = await first.enter_async_context(places.request("a"))
+                assert (places.running, places.waiting) == (0, 1)
+                alone = await listen_behind(slot, "s")  # before `held`
+                await slot.held()
+                assert (places.running, places.waiting) == (1, 0)
+                async with places.request("b") as waiting, places.request("c") as refused:
+                    listening = asyncio.ensure_future(listen_behind(waiting, "s"))
+                    never = asyncio.ensure_future(listen_behind(refused, "s"))
+                    with pytest.raises(ServerBusyError):
+                        await refused.held()
+                    with pytest.raises(NotAvailableError):
+                        await listen_behind(refused, "s")
+                    assert len(engine.jobs) == 1
+                    assert not listening.done()
+                    never.cancel()
+                    await first.aclose()
+                    assert samples(await listening).tolist() == samples(alone).tolist()
+                    await waiting.held()
+            assert (places.running, places.waiting) == (0, 0)
+            assert len(engine.jobs) == 2
+            await served.until_idle()
+            assert admission.running == 0
+
+    run(scenario)
+
+
+def test_a_place_is_asked_for_at_the_next_engine_when_the_first_one_is_lost() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(max_running=1, max_waiting=1, max_per_client=9))
+        async with remote_engine(RampClient(), new_base(), admission=admission) as lost:
+            async with remote_engine(RampClient(), new_base(), admission=admission) as served:
+                places = RemoteAdmission([lost.client, served.client])
+                async with lost.client.admit("a"), places.request("b") as slot:
+                    assert slot.engine is lost.client
+                    holding = asyncio.ensure_future(slot.held())
+                    await wait_until(lambda: admission.waiting == 1)
+                    await lost.server.close()
+                    await holding
+                    assert (slot.engine, places.running) == (served.client, 1)
+                    assert await listen(served.client, speech("s"))
+            assert (places.running, places.waiting) == (0, 0)
 
     run(scenario)
 
@@ -408,12 +473,12 @@ def test_one_clients_calls_are_counted_over_all_front_ends() -> None:
         async with remote_engine(
             RampClient(), new_base(), front_ends=2, admission=admission
         ) as served:
-            one, two = served.clients
-            async with one.admit("a"), two.admit("a"):
+            one, two = (RemoteAdmission([client]) for client in served.clients)
+            async with one.enter("a"), two.enter("a"):
                 with pytest.raises(StreamLimitError):
-                    await one.admit("a").__aenter__()
+                    await one.enter("a").__aenter__()
             await wait_until(lambda: admission.running == 0)
-            async with one.admit("a"):
+            async with one.enter("a"):
                 pass
 
     run(scenario)

@@ -34,6 +34,7 @@ from tests.tts.ramp import (
     run,
 )
 from tests.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
+from tts.engine.client import EngineClient
 from tts.errors import InvalidRequestError, ServerBusyError, SynthesisError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import ChunkingOverrides, SamplingOverrides, SpeechRequest, Started
@@ -299,35 +300,44 @@ def test_speech_begins_before_its_first_event_is_read(
     run(scenario())
 
 
-def test_the_text_is_read_and_nothing_is_sent_before_the_call_is_admitted(
-    client: RampClient, synthesizer: Synthesizer
+class HeldBack:
+    """A slot that a test gives or refuses; the jobs of `engine` are sent before."""
+
+    def __init__(self, engine: EngineClient | None) -> None:
+        self.engine = engine
+        self.speak = None if engine is None else engine.speak
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def held(self) -> None:
+        await asyncio.shield(self.answer)
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_the_text_is_read_and_nothing_is_heard_before_the_call_is_admitted(
+    client: RampClient, synthesizer: Synthesizer, is_near: bool
 ) -> None:
+    """The job is sent at once if the engine itself admits the call, else afterwards."""
+
     async def scenario() -> None:
-        slot = asyncio.get_running_loop().create_future()
-
-        async def admitted() -> None:
-            await slot
-
+        engine = client if is_near else None
+        slot = HeldBack(engine)
         request = SpeechRequest(TEXT, sampling=SEEDED)
-        waiting = synthesizer.stream(request, admitted)
+        waiting = synthesizer.stream(request, slot)
         started = asyncio.create_task(anext(waiting))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         assert not started.done()
         unreadable = replace(request, pronunciations=(Pronunciation("\x00", "x"),))
         with pytest.raises(InvalidRequestError):  # a text that cannot be read does not wait
-            await anext(synthesizer.stream(unreadable, admitted))
-        assert not client.jobs
-        slot.set_result(None)
+            await anext(synthesizer.stream(unreadable, slot))
+        assert len(client.jobs) == is_near
+        slot.answer.set_result(None)
         assert isinstance(await started, Started)
-        assert len(client.jobs) == 1
+        assert (len(client.jobs), client.num_open) == (1, 1)
         await waiting.aclose()
-        refused = synthesizer.stream(request, refuse)
+        refused = HeldBack(engine)
+        refused.answer.set_exception(ServerBusyError("busy", subject="server", retry_after_s=1.0))
         with pytest.raises(ServerBusyError):
-            await anext(refused)
-        assert len(client.jobs) == 1
+            await anext(synthesizer.stream(request, refused))
+        assert client.num_open == 0
 
     run(scenario())
-
-
-async def refuse() -> None:
-    raise ServerBusyError("busy", subject="server", retry_after_s=1.0)
