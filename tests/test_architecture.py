@@ -326,10 +326,6 @@ def test_host_only_modules_do_not_import_torch() -> None:
             "numpy grpc pydantic torch shtab",
         ),
         ("tts.cli.run", "torch transformers tqdm markdown_it msgspec"),
-        (
-            "tts.cli.local, llm.engine.engine, llm.pipeline.text_generation",
-            "transformers torchaudio llguidance zmq msgspec",
-        ),
         ("tts.processes.front_end", "torch starlette uvicorn"),
         ("tts.api.load", "torch grpc transformers"),
         ("decoder, tts.serve, tts.processes.supervisor", "numpy"),

@@ -153,7 +153,8 @@ def plain(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
-HEAVY = {"torchaudio", "scipy", "sympy", "torch._dynamo", "torch._inductor"}
+OF_SERVERS = {"llguidance", "msgspec", "zmq"}  # and of structured output
+HEAVY = {"torchaudio", "scipy", "sympy", "torch._dynamo", "torch._inductor", *OF_SERVERS}
 
 
 def test_speech_outside_the_checkout_imports_no_heavy_package_and_none_of_an_extra(

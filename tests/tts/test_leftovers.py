@@ -126,7 +126,9 @@ def test_files_of_other_users_are_kept(temporary: Path) -> None:
 def test_a_later_server_removes_leftovers_of_a_killed_one(
     tiny_checkpoint: Path, temporary: Path
 ) -> None:
-    """All its processes are killed at once while another server runs."""
+    """All its processes are killed at once while another server runs. A signal ends the later one,
+    although it is still loading.
+    """
     flags = {"front_ends": 2, "prometheus-metrics-mode": "launch_multiproc_server"}
 
     async def scenario() -> None:
@@ -145,6 +147,8 @@ def test_a_later_server_removes_leftovers_of_a_killed_one(
                 assert set(kept) < set(names(temporary))
                 later.process.terminate()
                 assert await later.ended() == 0
+                assert "Traceback" not in later.log
+                assert await later.line() == "", "it had not been ready"
             assert names(temporary) == kept
             async with stub_of(address) as stub:
                 spoken = [r async for r in stub.SynthesizeStream(stream_request())]

@@ -130,17 +130,6 @@ def test_the_second_signal_ends_immediately(tiny_checkpoint: Path) -> None:
     run(scenario())
 
 
-def test_a_signal_while_loading_ends_the_process(tiny_checkpoint: Path) -> None:
-    async def scenario() -> None:
-        async with serving_process(tiny_checkpoint) as process:
-            await process.logged("listening on 127.0.0.1:")
-            process.process.send_signal(signal.SIGTERM)
-            assert await process.ended() == 0
-            assert "Traceback" not in process.log
-
-    run(scenario())
-
-
 def test_an_address_in_use(tiny_checkpoint: Path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

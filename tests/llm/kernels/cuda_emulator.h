@@ -1,16 +1,14 @@
 // A CUDA device on a CPU: threads of a program are fibers, which change places where they wait for
 // others. The functions of llm/kernels/instructions.cu are written by the PTX manual. Copies happen
-// at once, and memory of a program is not a number before it is written.
+// at once, and memory of a program is not a number before it is written. Headers of C only: those of
+// C++ take longer than a kernel to compile.
 
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
 
 #define __global__
 #define __device__
@@ -21,7 +19,8 @@
 #define __maxnreg__(...)
 #define __expf expf
 
-using std::min;
+template <class T>
+static T min(T a, T b) { return b < a ? b : a; }
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -37,19 +36,19 @@ alignas(128) char shared[MOST_BYTES];
 
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack;
+    char* stack;
     bool has_ended;
 };
 struct Barrier { int waiting, generation, threads; };
 struct Program {
-    std::vector<Fiber> fibers;
+    Fiber* fibers;
     Barrier of_warp[MOST_WARPS], of_program;
     u32 registers[MOST_WARPS][32][6];
-    std::vector<char> memory;  // while others of the cluster run
+    char* memory;  // while others of the cluster run
 };
 
-static std::vector<Program> programs;  // of a cluster
-static int running;
+static Program* programs;  // of a cluster
+static int num_programs, running;
 static Barrier of_cluster;
 static ucontext_t scheduler;
 static int current;
@@ -152,7 +151,7 @@ static void keep_here(int&, int&) {}
 
 static u32 to_bfloat16(float x) {
     const u32 bits = bits_as<u32>(x);
-    if (std::isnan(x)) return 0x7fff;
+    if (isnan(x)) return 0x7fff;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static u32 narrow(float first, float second) { return to_bfloat16(second) << 16 | to_bfloat16(first); }
@@ -166,7 +165,7 @@ static float of_float16(u32 bits) {
     return bits >> 15 & 1 ? -size : size;
 }
 static float2 halves(u32 pair) { return {of_float16(pair & 0xffff), of_float16(pair >> 16)}; }
-static float maximum(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+static float maximum(float a, float b) { return isnan(a) || a > b ? a : b; }
 static u32 lowest_of_halves(u32 word, u32 added) { return (word & 0x000f000fu) | added; }
 static u32 add_pairs(u32 pair, u32 other) {
     return narrow(number_of(pair, 0) + number_of(other, 0), number_of(pair, 1) + number_of(other, 1));
@@ -229,39 +228,56 @@ static void begin() {
 }
 
 static void prepare(Program& program, int num_threads) {
-    program.memory.assign(MOST_BYTES, (char)0xff);
+    memset(program.memory, 0xff, MOST_BYTES);
     for (Barrier& barrier : program.of_warp) barrier = {0, 0, 32};
     program.of_program = {0, 0, num_threads};
-    program.fibers.resize(num_threads);
-    for (Fiber& fiber : program.fibers) {
-        fiber.stack.resize(STACK_BYTES);
+    for (int i = 0; i < num_threads; i++) {
+        Fiber& fiber = program.fibers[i];
         fiber.has_ended = false;
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_stack.ss_sp = fiber.stack;
+        fiber.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&fiber.context, begin, 0);
     }
 }
 
 // Run the programs of a cluster in turn, each until its threads wait.
 static void run_cluster(int first, int num_threads) {
-    for (Program& program : programs) prepare(program, num_threads);
-    of_cluster = {0, 0, num_threads * (int)programs.size()};
+    for (int i = 0; i < num_programs; i++) prepare(programs[i], num_threads);
+    of_cluster = {0, 0, num_threads * num_programs};
     for (bool runs = true; runs;) {
         runs = false;
-        for (running = 0; running < (int)programs.size(); running++) {
+        for (running = 0; running < num_programs; running++) {
             Program& program = programs[running];
             blockIdx.y = first + running;
-            memcpy(shared, program.memory.data(), sizeof shared);
+            memcpy(shared, program.memory, sizeof shared);
             for (int turn = 0; turn < TURNS && program.of_program.threads; turn++)
                 for (current = 0; current < num_threads; current++) {
                     if (program.fibers[current].has_ended) continue;
                     runs = true;
                     swapcontext(&scheduler, &program.fibers[current].context);
                 }
-            memcpy(program.memory.data(), shared, sizeof shared);
+            memcpy(program.memory, shared, sizeof shared);
         }
     }
+}
+
+static void allocate(Program& program, int num_threads) {
+    program.memory = (char*)malloc(MOST_BYTES);
+    program.fibers = (Fiber*)malloc(num_threads * sizeof(Fiber));
+    for (int i = 0; i < num_threads; i++) program.fibers[i].stack = (char*)malloc(STACK_BYTES);
+}
+
+static void release(Program& program, int num_threads) {
+    for (int i = 0; i < num_threads; i++) free(program.fibers[i].stack);
+    free(program.fibers);
+    free(program.memory);
+}
+
+static bool is_inside(const Program& program, int bytes) {
+    for (int i = bytes; i < MOST_BYTES; i++)
+        if ((unsigned char)program.memory[i] != 0xff) return false;
+    return true;
 }
 
 // Run all programs, and return whether none wrote beyond its shared memory.
@@ -269,13 +285,16 @@ extern "C" int launch(
     int width, int height, int num_threads, int bytes, int cluster, const Arguments* given) {
     arguments = given;
     gridDim = {width, height};
-    programs = std::vector<Program>(cluster);
+    num_programs = cluster;
+    programs = (Program*)calloc(cluster, sizeof(Program));
+    for (int i = 0; i < cluster; i++) allocate(programs[i], num_threads);
+    bool are_inside = true;
     for (int y = 0; y < height; y += cluster)
         for (blockIdx.x = 0; blockIdx.x < width; blockIdx.x++) {
             run_cluster(y, num_threads);
-            for (const Program& program : programs)
-                for (int i = bytes; i < MOST_BYTES; i++)
-                    if ((unsigned char)program.memory[i] != 0xff) return 0;
+            for (int i = 0; i < cluster; i++) are_inside &= is_inside(programs[i], bytes);
         }
-    return 1;
+    for (int i = 0; i < cluster; i++) release(programs[i], num_threads);
+    free(programs);
+    return are_inside;
 }

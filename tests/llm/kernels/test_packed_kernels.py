@@ -248,9 +248,16 @@ def test_a_processor_has_programs_of_two_products(monkeypatch: pytest.MonkeyPatc
             assert not fits(first, first)
 
 
+@pytest.fixture(scope="module")
+def large_matrices() -> list[Words]:
+    """Matrices of three formats in three sizes, which take a second to write."""
+    cases = ((4, 32, False, "float16"), (4, 32, True, "float32"), (8, 16, True, "float32"))
+    return [matrix(*case, 256, num_in) for case in cases for num_in in (3072, 8192, 28_672)]
+
+
 @pytest.mark.parametrize("kib", [99, 163, 227])
 def test_a_program_has_the_shared_memory_of_its_device(
-    kib: int, monkeypatch: pytest.MonkeyPatch
+    kib: int, large_matrices: list[Words], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices of compute capability 8.6, 8.9 and 12.0 have 99 KiB, of 8.0 163, of 9.0 227."""
     given: list[int] = []
@@ -264,17 +271,16 @@ def test_a_program_has_the_shared_memory_of_its_device(
             given.append(shared_bytes)
 
     monkeypatch.setattr(packed, "CudaKernel", lambda *names: Recorded())
-    for case in ((4, 32, False, "float16"), (4, 32, True, "float32"), (8, 16, True, "float32")):
-        for num_in in (3072, 8192, 28_672):
-            words = matrix(*case, 256, num_in)
-            gain = normal(num_in)
-            for rows in (1, 2):
-                x = normal(rows, num_in)
-                if is_few(words, rows):
-                    packed_product(x, words, torch.empty(rows, 256))
-                if is_few(words, rows, parts=2):
-                    packed_gated_product(x, words, gain=gain, epsilon=EPSILON)
-            for rows in (1, 12, 64):
-                multiply_packed(normal(rows, num_in), words, torch.empty(rows, 256))
-            assert is_few(words, 1) or num_in > 3072
+    for words in large_matrices:
+        num_out, num_in = words.shape
+        gain = normal(num_in)
+        for rows in (1, 2):
+            x = normal(rows, num_in)
+            if is_few(words, rows):
+                packed_product(x, words, torch.empty(rows, num_out))
+            if is_few(words, rows, parts=2):
+                packed_gated_product(x, words, gain=gain, epsilon=EPSILON)
+        for rows in (1, 12, 64):
+            multiply_packed(normal(rows, num_in), words, torch.empty(rows, num_out))
+        assert is_few(words, 1) or num_in > 3072
     assert max(given) <= kib * 1024

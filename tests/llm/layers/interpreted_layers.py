@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -724,16 +725,18 @@ def test_warps_of_a_frame(size: int) -> None:
     assert warps == sorted(warps)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of compiled kernels, which tests with the same ones share."""
+    return tmp_path_factory.mktemp("emulated")
+
+
 @pytest.fixture
-def emulated(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels in CUDA C++ on the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    monkeypatch.setattr(
-        EmulatedKernel, "folder", tmp_path_factory.mktemp("emulated"), raising=False
-    )
+    monkeypatch.setattr(EmulatedKernel, "folder", folder, raising=False)
     monkeypatch.setattr(split_products, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(split_depth, "room_on", lambda device: 227 * 1024)
     split_products._kernel.cache_clear()
