@@ -31,7 +31,7 @@ KERNELS = (
     Kernel("gated_product", "llm.layers.decoder.GatedMLP", is_product=True),
     # Of float8: one or two rows with sums in float16, more by torch with one scale of the matrix.
     Kernel("scaled_product", "llm.layers.linear.Float8Linear", is_product=True),
-    # Of rows that decode. The kernels of the next two, which are the default over float8 pages.
+    # Of rows that decode: by default over float8 pages, with the same kernels as the next two.
     Kernel("attend_float8_pages", "llm.attention.gathered.GatheredBackend"),
     Kernel(
         "attend_few_rows",
