@@ -51,6 +51,7 @@ OTHER_PROGRAMS = (
     "tests/fuzz/__main__.py",
     "tests/mutation.py",
     "training/evaluate/__main__.py",
+    "training/speech_lm/train.py",
 )
 """Programs without a parser to ask, whose flags the documents name."""
 

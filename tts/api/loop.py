@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
+END_S = 1.0  # for what runs to end by itself, as requests do when their engine has stopped
+
 
 class LoopThread:
     """Runs coroutines of any thread on one event loop. `stop` ends it."""
@@ -34,6 +36,8 @@ class LoopThread:
         self._stop = asyncio.Event()
         self._loop.set_result(asyncio.get_running_loop())
         await self._stop.wait()
+        if running := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(running, timeout=END_S)
 
     @property
     def is_stopped(self) -> bool:
@@ -57,7 +61,9 @@ class LoopThread:
         raise RuntimeError("the voice is closed")
 
     def stop(self) -> None:
-        """Cancel what still runs and end the thread. Calling it again is harmless."""
+        """End the thread; what has not ended within `END_S` is cancelled. Calling it again is
+        harmless.
+        """
         with self._lock:
             self._is_stopped, was_stopped = True, self._is_stopped
         if not was_stopped:
