@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -32,8 +33,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks for pages of 2 MiB: a first prompt would wait 0.1 s until those of all heads are 0.
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY)
+    # In pages of 2 MiB a first prompt would wait 0.1 s until those of all heads are 0.
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # on Linux
+        with suppress(OSError):  # a kernel without such pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

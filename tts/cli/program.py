@@ -15,6 +15,8 @@ YOUNG_OBJECTS = 50_000
 """New objects before a collection of garbage: more than a step of the engine creates. With Python's
 700 the imports of libraries start hundreds of collections, which find almost nothing.
 """
+LOST_OUTPUT = 120
+"""Exit status when the end of standard output cannot be written, as Python's own."""
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
@@ -32,9 +34,15 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once, without threads and exit handlers."""
-    if sys.stdout is not None:  # None if it was closed at the start
-        sys.stdout.flush()
+    """End this process at once, without threads and exit handlers.
+
+    A status of 0 becomes LOST_OUTPUT if the last output cannot be written.
+    """
+    try:
+        if sys.stdout is not None:  # None if it was closed at the start
+            sys.stdout.flush()
+    except OSError:  # raised from a handler of a signal, it would not end the process
+        status = status or LOST_OUTPUT
     with suppress(OSError, AttributeError):  # broken or, as above, None
         sys.stderr.flush()
     os._exit(status)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tts.cli.program import LOST_OUTPUT
 
 PROGRAM = """
 import atexit, concurrent.futures, sys, threading, time
@@ -65,3 +71,29 @@ def test_closed_standard_streams_do_not_matter() -> None:
     program = "import sys; sys.stdout = sys.stderr = None;"
     ended = run(program + "from tts.cli.program import run_program; run_program(lambda: 3)")
     assert ended.returncode == 3
+
+
+LOOP = """
+import asyncio
+loop = asyncio.new_event_loop()
+loop.call_soon(end_process, 7)
+loop.run_forever()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("run_program(lambda: 0)", LOST_OUTPUT), ("run_program(lambda: 7)", 7), (LOOP, 7)],
+)
+def test_a_process_ends_although_its_output_cannot_be_written(end: str, status: int) -> None:
+    program = (
+        "from tts.cli.program import end_process, run_program; import sys; sys.stdout.write('x')\n"
+        + end
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, env=buffered, timeout=60, check=False
+        )
+    assert ended.returncode == status
