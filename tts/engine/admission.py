@@ -103,10 +103,12 @@ class Admission:
                 del self._per_client[client]
 
     @asynccontextmanager
-    async def request(self, client: str) -> AsyncIterator[_LocalSlot]:
+    async def request(
+        self, client: str, on_held: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[_LocalSlot]:
         """Yield a slot at once, which the body enters; see `enter`."""
         async with AsyncExitStack() as stack:
-            yield _LocalSlot(self, client, stack)
+            yield _LocalSlot(self, client, stack, on_held)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the counts contradict each other."""
@@ -153,11 +155,18 @@ class _LocalSlot:
 
     engine = speak = None
 
-    def __init__(self, admission: Admission, client: str, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        client: str,
+        stack: AsyncExitStack,
+        on_held: Callable[[], None],
+    ) -> None:
         self._admission, self._client, self._stack = admission, client, stack
-        self._is_held = False
+        self._on_held, self._is_held = on_held, False
 
     async def held(self) -> None:
         if not self._is_held:
             await self._stack.enter_async_context(self._admission.enter(self._client))
             self._is_held = True
+            self._on_held()

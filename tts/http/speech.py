@@ -56,7 +56,7 @@ async def _stream(exchange: Exchange, request: SpeechRequest, encode: Any) -> No
     host, call = exchange.host, exchange.call
     stream = host.speech.synthesizer.stream
     async with (
-        host.admission.request(call.client) as slot,
+        host.request(call) as slot,
         aclosing(stream(request, slot)) as events,
     ):
         async for found in events:

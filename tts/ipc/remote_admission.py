@@ -49,14 +49,21 @@ class RemoteAdmission:
             yield
 
     @asynccontextmanager
-    async def request(self, client: str) -> AsyncIterator[RemoteSlot]:
+    async def request(
+        self, client: str, on_held: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[RemoteSlot]:
         """Request a slot to the end of the body, which begins at once. Raises EngineLostError."""
+
+        def held() -> None:
+            self._count(1, -1)
+            on_held()
+
         self._count(0, 1)
         slot = None
         try:
             async with AsyncExitStack() as stack:
                 engines = sorted(self._engines, key=lambda engine: engine.is_unloaded)
-                slot = RemoteSlot(engines, client, stack, partial(self._count, 1, -1))
+                slot = RemoteSlot(engines, client, stack, held)
                 await slot.ask()
                 yield slot
         finally:

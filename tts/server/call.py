@@ -104,6 +104,10 @@ class Call:
         """Return the seconds since the call arrived."""
         return time.monotonic() - self.started
 
+    def note_admission(self) -> None:
+        """Note that the call holds a slot among the running ones."""
+        self.admission_s = self.age_s
+
     def note_text(self, text: str) -> None:
         """Count the characters of the text that the client requests."""
         self.characters += len(text)
@@ -153,8 +157,6 @@ def note_event(call: Call, metrics: Metrics, event: SessionEvent | SpeechEvent) 
     match event:
         case Started():
             call.sample_rate = event.audio_format.sample_rate
-            if call.admission_s is None:
-                call.admission_s = call.age_s
         case AudioChunk():
             duration_s = event.sample_count / call.sample_rate
             call.audio_s += duration_s

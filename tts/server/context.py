@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tts.config.server import ServerConfig
@@ -15,6 +15,7 @@ from tts.server.speech_api import SpeechApi
 from tts.server.text_api import TextApi
 
 if TYPE_CHECKING:
+    from tts.engine.client import Slot
     from tts.factory import Service
     from tts.ipc.remote_admission import RemoteAdmission
     from tts.server.remote_speaker import RemoteSpeaker
@@ -56,8 +57,12 @@ class ServerContext:
     async def enter(self, call: Call) -> AsyncIterator[None]:
         """Hold a slot among the running calls; see `Admission.enter`."""
         async with self.admission.enter(call.client):
-            call.admission_s = call.age_s
+            call.note_admission()
             yield
+
+    def request(self, call: Call) -> AbstractAsyncContextManager[Slot]:
+        """Request a slot for the body, which begins at once and may not hold it yet."""
+        return self.admission.request(call.client, call.note_admission)
 
     def serve(self, service: Service, speaker: RemoteSpeaker | None = None) -> None:
         """Accept calls with the loaded model; `speaker` speaks what it generates."""

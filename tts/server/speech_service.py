@@ -73,7 +73,7 @@ class SpeechServicer(pb_grpc.SpeechServiceServicer):
             call.note_text(checked.text)
             stream = self._host.speech.synthesizer.stream
             async with (
-                self._host.admission.request(call.client) as slot,
+                self._host.request(call) as slot,
                 aclosing(stream(checked, slot)) as events,
             ):
                 async for event in events:
