@@ -139,8 +139,7 @@ class Slot(Protocol):
     """Slot of a call among the running ones, which the call may not hold yet.
 
     `speak` sends jobs to the engine of the client `engine` at once, where they wait for the slot.
-    The jobs of other clients are sent when the slot is held. If `engine` is None, this process
-    admits the call, and its text is not read before either.
+    The jobs of other clients, or of all if it is None, are sent when the slot is held.
     """
 
     @property

@@ -136,8 +136,7 @@ class Synthesizer:
         """Yield Started, then audio as it is generated, then Done. Closing the iterator cancels it.
 
         The model is used behind the call's `slot`; what `Slot.held` raises is raised before
-        Started. While another process admits the call, the text is read, and sent if it is the
-        engine that admits.
+        Started. The text is read before, and sent to an engine that admits the call itself.
 
         Raises InvalidRequestError, PreconditionError or NotAvailableError before Started, and
         SynthesisError when the engine fails later.
@@ -145,9 +144,8 @@ class Synthesizer:
         if not request.text.strip():
             raise InvalidRequestError.of("input.text", "is empty")
         voice = request.voice or self.voices.default
-        uses_model = voice.clip is not None or request.markup is not None  # to make voices
-        if slot is not None and (slot.engine is None or uses_model):
-            await slot.held()
+        if slot is not None and (voice.clip is not None or request.markup is not None):
+            await slot.held()  # voices are made with the model
         if voice.clip is not None:
             voice = await self.cloner.ready(voice)
         speak = slot.speak if slot is not None and slot.engine is self._client else None
