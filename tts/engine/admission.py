@@ -17,10 +17,19 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tts.errors import ServerBusyError, StreamLimitError
+
+if TYPE_CHECKING:
+    from tts.engine.client import EngineClient
 
 SMOOTHING = 0.1  # weight of the newest call in the mean call length
 RETRY_RANGE_S = (0.1, 60.0)
@@ -77,6 +86,28 @@ class Admission:
 
         Raises StreamLimitError or ServerBusyError when a limit is reached.
         """
+        async with self.request(client) as slot:
+            await slot.held()
+            yield
+
+    @asynccontextmanager
+    async def request(
+        self, client: str, on_held: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LocalSlot]:
+        """Yield a slot at once, which the body enters: it is queued when it waits for the slot."""
+        async with AsyncExitStack() as stack:
+            yield LocalSlot(self._hold(client), stack, on_held)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the counts contradict each other."""
+        assert 0 <= self.running <= self._limits.max_running, self
+        assert self.waiting <= self._limits.max_waiting, self
+        assert not self.waiting or self.running == self._limits.max_running, self
+        # A cancelled call leaves the queue slightly before its client's count decreases.
+        assert self.running + self.waiting <= self._per_client.total(), self
+
+    @asynccontextmanager
+    async def _hold(self, client: str) -> AsyncIterator[None]:
         limit = self._limits.max_per_client
         if self._per_client[client] >= limit:
             raise StreamLimitError(
@@ -101,22 +132,6 @@ class Admission:
             self._per_client[client] -= 1
             if not self._per_client[client]:
                 del self._per_client[client]
-
-    @asynccontextmanager
-    async def request(
-        self, client: str, on_held: Callable[[], None] = lambda: None
-    ) -> AsyncIterator[_LocalSlot]:
-        """Yield a slot at once, which the body enters; see `enter`."""
-        async with AsyncExitStack() as stack:
-            yield _LocalSlot(self, client, stack, on_held)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError when the counts contradict each other."""
-        assert 0 <= self.running <= self._limits.max_running, self
-        assert self.waiting <= self._limits.max_waiting, self
-        assert not self.waiting or self.running == self._limits.max_running, self
-        # A cancelled call leaves the queue slightly before its client's count decreases.
-        assert self.running + self.waiting <= self._per_client.total(), self
 
     async def _wait_for_slot(self) -> None:
         if self.waiting >= self._limits.max_waiting:
@@ -150,23 +165,25 @@ class Admission:
         self._on_change(self.running, len(self._waiters))
 
 
-class _LocalSlot:
-    """`Slot` of an admission in this process: the call is queued when it waits for the slot."""
-
-    engine = speak = None
+class LocalSlot:
+    """`Slot` of an admission in this process; `stack` gives it back."""
 
     def __init__(
         self,
-        admission: Admission,
-        client: str,
+        holding: AbstractAsyncContextManager[None],
         stack: AsyncExitStack,
         on_held: Callable[[], None],
     ) -> None:
-        self._admission, self._client, self._stack = admission, client, stack
-        self._on_held, self._is_held = on_held, False
+        self._holding, self._stack, self._on_held = holding, stack, on_held
+        self.is_held = False
+        """Whether the call holds the slot."""
+
+    def speak_behind(self, client: EngineClient) -> None:
+        """See `Slot`: no engine knows it."""
 
     async def held(self) -> None:
-        if not self._is_held:
-            await self._stack.enter_async_context(self._admission.enter(self._client))
-            self._is_held = True
+        """See `Slot`."""
+        if not self.is_held:
+            await self._stack.enter_async_context(self._holding)
+            self.is_held = True
             self._on_held()

@@ -136,17 +136,13 @@ Speak = Callable[[SpeechJob], AsyncGenerator[AudioBlock, None]]
 
 
 class Slot(Protocol):
-    """Slot of a call among the running ones, which the call may not hold yet.
+    """Slot of a call among the running ones, which the call may not hold yet."""
 
-    `speak` sends jobs to the engine of the client `engine` at once, where they wait for the slot.
-    The jobs of other clients, or of all if it is None, are sent when the slot is held.
-    """
+    def speak_behind(self, client: EngineClient) -> Speak | None:
+        """Return how to send this engine jobs at once, which wait there for the slot.
 
-    @property
-    def engine(self) -> EngineClient | None: ...
-
-    @property
-    def speak(self) -> Speak | None: ...
+        None: the engine does not know the slot, and jobs are sent when it is held.
+        """
 
     async def held(self) -> None:
         """Wait until the call holds it; one task at a time.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from tts.engine.client import Speak
+from tts.engine.client import EngineClient, Speak
 from tts.errors import EngineLostError
 from tts.ipc.messages import Admitted
 from tts.ipc.remote_client import RemoteEngineClient, RemoteStream
@@ -93,12 +93,9 @@ class RemoteSlot:
         stack: AsyncExitStack,
         on_held: Callable[[], None],
     ) -> None:
-        self.engine, *self._others = engines
-        """The client of the engine that admits the call."""
+        self._engine, *self._others = engines  # that admits the call, and the next ones
         self._client, self._stack, self._on_held = client, stack, on_held
         self._stream: RemoteStream
-        self.speak: Speak
-        """See `Slot`."""
         self.is_held = False
         """Whether the call holds the slot."""
 
@@ -106,14 +103,17 @@ class RemoteSlot:
         """Send the request. Raises EngineLostError when no engine is connected."""
         while True:
             try:
-                asked = self.engine.admit(self._client)
+                asked = self._engine.admit(self._client)
                 self._stream = await self._stack.enter_async_context(asked)
-                self.speak = partial(self.engine.speak, slot=self._stream)
                 return
             except EngineLostError:
                 if not self._others:
                     raise
-                self.engine = self._others.pop(0)
+                self._engine = self._others.pop(0)
+
+    def speak_behind(self, client: EngineClient) -> Speak | None:
+        """See `Slot`."""
+        return partial(self._engine.speak, slot=self._stream) if client is self._engine else None
 
     async def held(self) -> None:
         """See `Slot`."""
@@ -123,7 +123,7 @@ class RemoteSlot:
             except EngineLostError:
                 if not self._others:
                     raise
-                self.engine = self._others.pop(0)
+                self._engine = self._others.pop(0)
                 await self.ask()
             else:
                 assert isinstance(answer, Admitted)

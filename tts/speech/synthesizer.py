@@ -148,7 +148,7 @@ class Synthesizer:
             await slot.held()  # voices are made with the model
         if voice.clip is not None:
             voice = await self.cloner.ready(voice)
-        speak = slot.speak if slot is not None and slot.engine is self._client else None
+        speak = None if slot is None else slot.speak_behind(self._client)
         speech = self._run(request, voice, speak)
         perform: Perform = speech.speak
         text: SegmentStream | ScriptWriter

@@ -419,7 +419,9 @@ def test_a_job_waits_for_its_calls_place_in_the_engines_process() -> None:
             places = RemoteAdmission(served.clients)
 
             async def listen_behind(slot: RemoteSlot, name: str) -> list[AudioBlock]:
-                return [block async for block in slot.speak(speech(name))]
+                speak = slot.speak_behind(served.client)
+                assert speak is not None
+                return [block async for block in speak(speech(name))]
 
             async with AsyncExitStack() as first:
                 slot = await first.enter_async_context(places.request("a"))
@@ -455,12 +457,15 @@ def test_a_place_is_asked_for_at_the_next_engine_when_the_first_one_is_lost() ->
             async with remote_engine(RampClient(), new_base(), admission=admission) as served:
                 places = RemoteAdmission([lost.client, served.client])
                 async with lost.client.admit("a"), places.request("b") as slot:
-                    assert slot.engine is lost.client
+                    assert slot.speak_behind(lost.client) is not None
+                    assert slot.speak_behind(served.client) is None
                     holding = asyncio.ensure_future(slot.held())
                     await wait_until(lambda: admission.waiting == 1)
                     await lost.server.close()
                     await holding
-                    assert (slot.engine, places.running) == (served.client, 1)
+                    assert slot.speak_behind(lost.client) is None
+                    assert slot.speak_behind(served.client) is not None
+                    assert places.running == 1
                     assert await listen(served.client, speech("s"))
             assert (places.running, places.waiting) == (0, 0)
 

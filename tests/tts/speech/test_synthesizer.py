@@ -34,7 +34,7 @@ from tests.tts.ramp import (
     run,
 )
 from tests.vocabulary import END_OF_SPEECH, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
-from tts.engine.client import EngineClient
+from tts.engine.client import EngineClient, Speak
 from tts.errors import InvalidRequestError, ServerBusyError, SynthesisError
 from tts.speech.synthesizer import Synthesizer
 from tts.speech.types import ChunkingOverrides, SamplingOverrides, SpeechRequest, Started
@@ -304,9 +304,11 @@ class HeldBack:
     """A slot that a test gives or refuses; the jobs of `engine` are sent before."""
 
     def __init__(self, engine: EngineClient | None) -> None:
-        self.engine = engine
-        self.speak = None if engine is None else engine.speak
+        self._engine = engine
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def speak_behind(self, client: EngineClient) -> Speak | None:
+        return client.speak if client is self._engine else None
 
     async def held(self) -> None:
         await asyncio.shield(self.answer)
