@@ -249,7 +249,7 @@ class EngineServer:
         if self._beating is not None:
             self._beating.cancel()
         for peer in list(self._peers.values()):
-            self._send(peer, Farewell())
+            self._send(peer, Farewell(unloads=self._is_unloading))
             self._flush(peer)
             await self._forget(peer)
         for inlet in self._inlets:

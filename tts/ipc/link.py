@@ -113,8 +113,9 @@ class Link:
         self._control = self._connected(context, endpoints.control, NOTICE_BOUND)
         replies = new_socket(context, zmq.DEALER, REPLY_BOUND)
         replies.set(zmq.IDENTITY, self.name.encode())
+        # Not IMMEDIATE: such a socket drops unread messages when its connection breaks.
         self._replies = Inlet(replies, self._received)
-        self._watch = ConnectionWatch(replies, self._break)
+        self._watch = ConnectionWatch(replies, self._disconnected)
         _connect(replies, endpoints.response)
 
     def __repr__(self) -> str:
@@ -212,6 +213,7 @@ class Link:
     @staticmethod
     def _connected(context: zmq.Context, address: str, bound: int) -> zmq.Socket:
         socket = new_socket(context, zmq.PUSH, bound)
+        socket.set(zmq.IMMEDIATE, 1)  # do not queue messages without a connection
         _connect(socket, address)
         return socket
 
@@ -280,6 +282,10 @@ class Link:
             f"{own.server_id}): give each server a zmq_endpoint_base of its own"
         )
 
+    def _disconnected(self) -> None:
+        self._replies.read()  # a farewell may have arrived before
+        self._break()
+
     def _break(self) -> None:
         """Mark the link as lost and fail all streams."""
         self.lost.set()
@@ -291,7 +297,6 @@ class Link:
 
 
 def _connect(socket: zmq.Socket, address: str) -> None:
-    socket.set(zmq.IMMEDIATE, 1)  # do not queue messages without a connection
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.set(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
     socket.connect(address)

@@ -284,8 +284,11 @@ class RemoteEngineClient:
     ) -> tuple[Link, Stream]:
         """Send a request; if the engine has unloaded its model, wait until it is loaded again.
 
-        An engine that has replaced that of the slot does not know the slot.
+        An engine that has replaced that of the slot does not know the slot. One that was not held
+        yet is requested again first.
         """
+        if slot is not None:
+            await slot.repeat()
         while self.is_unloaded:
             if self._link.is_unloaded:
                 self._connected.clear()  # the keeper has not noticed it yet
@@ -366,6 +369,7 @@ class RemoteStream:
         self._batch = max(1, window // 2)
         self._num_taken = -1  # an item counts as read when the next one is requested
         self._is_answered = False
+        self._repeating = asyncio.Lock()
 
     async def next(self) -> Answer:
         """Wait for the next answer. Raises the engine's error, or EngineLostError."""
@@ -379,10 +383,16 @@ class RemoteStream:
             except EngineUnloadedError:
                 if self._is_answered:
                     raise
-                self.link, self.stream = await self._send()
+                await self.repeat()
             else:
                 self._is_answered = True
                 return answer
+
+    async def repeat(self) -> None:
+        """Send the request again if the engine has unloaded its model before the first answer."""
+        async with self._repeating:
+            if self.link.is_unloaded and not self._is_answered:
+                self.link, self.stream = await self._send()
 
     def set_held(self, hold: Hold) -> None:
         """Have the engine hold the text, or continue it."""

@@ -48,8 +48,8 @@ class Inlet:
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
         self._is_open = True
-        self._loop.add_reader(self._descriptor, self._read)
-        self._loop.call_soon(self._read)  # messages that arrived before the reader was added
+        self._loop.add_reader(self._descriptor, self.read)
+        self._loop.call_soon(self.read)  # messages that arrived before the reader was added
 
     def close(self) -> None:
         """Stop reading and close the socket."""
@@ -58,7 +58,8 @@ class Inlet:
             self._loop.remove_reader(self._descriptor)
             self._socket.close()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Pass on the messages that have arrived, at most TURN of them now."""
         for _ in range(TURN):
             if not self._is_open:
                 return
@@ -69,9 +70,9 @@ class Inlet:
             try:
                 self._take(frames)
             except BaseException:  # the remaining messages would wait for the next arrival
-                self._loop.call_soon(self._read)
+                self._loop.call_soon(self.read)
                 raise
-        self._loop.call_soon(self._read)
+        self._loop.call_soon(self.read)
 
 
 class ConnectionWatch:

@@ -15,6 +15,7 @@ from tts.engine.admission import Admission, AdmissionLimits
 from tts.engine.client import AudioBlock
 from tts.engine.local_client import LocalEngineClient
 from tts.errors import EngineLostError
+from tts.ipc import engine_server
 from tts.ipc.endpoints import Endpoints, reserved
 from tts.ipc.engine_server import EngineServer
 from tts.ipc.remote_admission import RemoteAdmission
@@ -150,6 +151,49 @@ def test_a_waiting_request_can_be_cancelled(engine_client: LocalEngineClient) ->
             await host.start()
             await wait_until(lambda: not client.is_unloaded)
             assert host.num_wanted == num_wanted
+
+    run(scenario)
+
+
+def test_a_job_waits_for_its_slot_at_the_next_engine(engine_client: LocalEngineClient) -> None:
+    """The engine unloads its model between the request for the slot and the job."""
+
+    async def scenario() -> None:
+        async with hosted(engine_client) as (host, client), AsyncExitStack() as others:
+            await _rest(client.speak(speech("s", exactly=8)))  # what is slow is done once
+            async with RemoteAdmission([client]).request("a") as slot:
+                await host.unload()
+                speak = slot.speak_behind(client)
+                assert speak is not None
+                listening = asyncio.create_task(_rest(speak(speech("s", exactly=8))))
+                await asyncio.sleep(0)
+                holding = asyncio.create_task(slot.held())
+                for name in "xy":
+                    await others.enter_async_context(host.admission.enter(name))
+                await host.start()
+                await wait_until(lambda: host.admission.waiting == 1)
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(listening), 0.1)
+                await others.aclose()
+                await holding
+                await asyncio.wait_for(listening, 60)
+
+    run(scenario)
+
+
+def test_a_front_end_that_reads_late_waits_for_the_next_engine(
+    engine_client: LocalEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine exits without its goodbye."""
+    monkeypatch.setattr(engine_server, "UNLOAD_S", 0.0)
+
+    async def scenario() -> None:
+        async with hosted(engine_client) as (host, client):
+            await host.unload()
+            await wait_until(lambda: not client.takes_work)
+            reading = asyncio.create_task(read(client, text("t", exactly=8)))
+            await host.start()
+            assert sum(len(chunk.token_ids) for chunk in await reading) == 8
 
     run(scenario)
 
