@@ -29,20 +29,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise
-from operator import sub
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import peers, trace
+from benchmarks import peers
+from benchmarks.core_steps import gaps, steps
+from benchmarks.core_subject import Sizes, Subject, warm_jobs
 from benchmarks.engine_load import (
-    Job,
     Load,
     Run,
     decode_jobs,
@@ -56,8 +54,7 @@ from benchmarks.packed_shapes import GPU_BITS, KINDS
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
 from benchmarks.server_metrics import least_bound
 from benchmarks.shapes import SHAPES, Shape
-from llm import Engine, EngineStats, set_product_threads
-from llm.batch import ForwardMode
+from llm import set_product_threads
 from llm.runner.model_runner import ModelRunner
 from tests.llm.runner.largest_prefill import largest_prefill
 from tts.config.flags import add_config_flags
@@ -73,57 +70,12 @@ DEFAULT_SHAPES = ("llasa-1b", "orpheus-3b", "qwen3-0.6b", "llama-1b")
 DECODE_BARS = {"llasa-1b": 950.0, "orpheus-3b": 450.0, "llama-3b Q4_0": 1000.0}
 THROUGHPUT_BARS = {"qwen3-0.6b": 26_000.0, "llama-1b": 30_000.0}
 """Tokens per second on one H200, as those of `DECODE_BARS`."""
-GAP_BAR_US = 60.0
-BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
 MEMORY_BAR_GB = 1.5
 PREFILL_BAR = 1.1
 CANCEL_BAR_MS = 5.0  # in addition to one step
 CANCELS, CANCEL_PERIOD_S = 32, 0.01  # number of cancellations, and time between them
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 WARM_UP_TOKENS = 32
-UNTRACED_S = 0.1
-PROFILED_LENGTH = 1024  # maximum length of sequences in a trace
-WATCH_S = 0.02  # between two snapshots of the counters of steps
-NUM_BANDS = 8  # of the number of rows of a step
-NUM_KERNELS = 8  # that are named, those with most time
-WITH_PROMPTS = (ForwardMode.EXTEND, ForwardMode.MIXED)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of the measured loads."""
-
-    prompt_len: int = 16
-    num_tokens: int = 256
-    requests: int = 256
-    lengths: tuple[int, int] = (100, 1024)
-    limit_s: float = 60.0
-    trace_s: float = 0.3
-    caches: tuple[str, ...] = peers.CACHES  # caches of the peer's generation of one sequence
-    crowds: tuple[int, ...] = (64,)  # sizes of the peer's continuous batches, on a GPU
-    crowd_tokens: int = 200  # tokens in and out
-    repeat: int = 3
-    vllm_python: Path | None = None  # interpreter that has vLLM; None: this one, if it has
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One shape on one device with its running engine."""
-
-    shape: Shape
-    device: torch.device
-    engine: Engine
-    bandwidth: float  # of all devices: bytes per second, read and written
-    sizes: Sizes
-    trace_folder: Path | None = None
-
-    @property
-    def has_bars(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.shape.values["vocab_size"])
 
 
 def bandwidth(device: torch.device, repeat: int = 5) -> float:
@@ -211,7 +163,7 @@ def _weight_bytes(runner: ModelRunner, shape: Shape, rows: int) -> int:
 def throughput(subject: Subject) -> Iterator[Figure]:
     """Measure all requests at once, after a few short ones for warm-up."""
     sizes, name = subject.sizes, subject.shape.name
-    jobs = _warm_jobs(subject)
+    jobs = warm_jobs(subject)
     done = run(subject.engine, jobs, sizes.limit_s)
     yield Figure(
         f"{name}: {sizes.requests} requests",
@@ -223,164 +175,12 @@ def throughput(subject: Subject) -> Iterator[Figure]:
     )
 
 
-def _warm_jobs(subject: Subject) -> list[Job]:
-    """Run a few short requests; return those of the throughput test."""
-    run(subject.engine, throughput_jobs(4, subject.vocab_size, (4, 8)))
-    return throughput_jobs(subject.sizes.requests, subject.vocab_size, subject.sizes.lengths)
-
-
 def _how_much(done: Run, asked: int, sizes: Sizes) -> str:
     low, high = sizes.lengths
     lengths = f"{low} to {high} tokens in and out"
     if done.is_whole:
         return f"{lengths}; {done.num_tokens} tokens in {done.wall_s:.2f} s"
     return f"{lengths}; cut off after {done.wall_s:.1f} s: {done.num_tokens} of {asked} tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Batches of some kinds between two snapshots; sizes are means."""
-
-    count: int  # of those that have ended
-    seconds: float
-    rows: float
-    tokens: float
-    context: float  # tokens in the KV cache
-
-    @classmethod
-    def between(cls, then: EngineStats, now: EngineStats, *modes: ForwardMode) -> Batches:
-        """Compute the differences."""
-        past, current = (
-            [kind for kind in stats.batches if kind.mode in modes] for stats in (then, now)
-        )
-
-        def grown(name: str) -> tuple[int, float]:
-            old, new = ([getattr(kind, name) for kind in kinds] for kinds in (past, current))
-            counts = (sum(one.count for one in found) for found in (new, old))
-            totals = (sum(one.total for one in found) for found in (new, old))
-            return sub(*counts), sub(*totals)
-
-        count, seconds = grown("execute_s")
-        sizes = (grown(name) for name in ("rows", "input_tokens", "context_tokens"))
-        return cls(count, seconds, *(total / max(planned, 1) for planned, total in sizes))
-
-
-def steps(subject: Subject) -> Iterator[Figure]:
-    """Measure the steps of the throughput test, then the kernels of a step with all its rows."""
-    sizes, name = subject.sizes, subject.shape.name
-    seen = _watched(subject)
-    prompts = Batches.between(seen[0], seen[-1], *WITH_PROMPTS)
-    yield Figure(
-        f"{name}: step with prompts",
-        (1000 * prompts.seconds / max(prompts.count, 1),),
-        "ms",
-        note=f"{prompts.count} steps of {prompts.tokens:.0f} tokens, "
-        f"{1000 * prompts.seconds:.0f} ms in all; means",
-    )
-    width = max(sizes.requests // NUM_BANDS, 1)
-    bands = defaultdict[int, list[Batches]](list)
-    for then, now in pairwise(seen):
-        found = Batches.between(then, now, ForwardMode.DECODE)
-        if found.count and found.rows:
-            bands[(math.ceil(found.rows) - 1) // width].append(found)
-    for band, parts in sorted(bands.items(), reverse=True):
-        count = sum(part.count for part in parts)
-        yield Figure(
-            f"{name}: step, {width * band + 1} to {width * (band + 1)} rows",
-            (1000 * sum(part.seconds for part in parts) / count,),
-            "ms",
-            note=f"{count} steps, mean",
-        )
-    yield from _kernels(subject)
-
-
-def _watched(subject: Subject) -> list[EngineStats]:
-    """Run the throughput test; return snapshots from before it to its end or the time limit."""
-    engine, jobs = subject.engine, _warm_jobs(subject)
-    seen, deadline = [engine.stats()], time.monotonic() + subject.sizes.limit_s
-    load = Load(engine, jobs)
-    try:
-        while not load.wait(WATCH_S).is_whole and time.monotonic() < deadline:
-            seen.append(engine.stats())
-    finally:
-        load.stop()
-    return [*seen, engine.stats()]
-
-
-def _kernels(subject: Subject) -> Iterator[Figure]:
-    """Profile full decode steps behind prompts of a mean length; no figures on a CPU."""
-    sizes, runner = subject.sizes, pipeline_of(subject.engine).runner
-    found = _traced(subject, sizes.requests, sum(sizes.lengths) // 2)
-    kv_bytes = found.batches.context * subject.shape.kv_values * runner.kv_cache_dtype.itemsize
-    label = f"{subject.shape.name}, {sizes.requests} rows"
-    return kernel_figures(label, found.times.kernels, f"{kv_bytes / 1e9:.1f} GB of keys and values")
-
-
-def kernel_figures(label: str, kernels: Sequence[trace.KernelTime], reads: str) -> Iterator[Figure]:
-    """Iterate over all kernels of a step together, then those with most time."""
-    if kernels:
-        count, seconds = (sum(getattr(k, name) for k in kernels) for name in ("count", "us"))
-        note = f"{count:.0f} with {reads}, under the profiler"
-        yield Figure(f"{label}: kernels of a step", (seconds,), "us", note=note)
-    for kernel in kernels[:NUM_KERNELS]:
-        note = f"{kernel.count:.3g} of a step"
-        yield Figure(f"{label}: {kernel.name}", (kernel.us,), "us", note=note)
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """Decoding under the profiler."""
-
-    times: trace.DeviceTimes
-    batches: Batches
-    untraced_us: float  # duration of a step before
-
-
-def _traced(subject: Subject, rows: int, prompt_len: int, path: Path | None = None) -> Traced:
-    """Profile the decoding of so many rows; `path`: where the trace is kept."""
-    engine = subject.engine
-    length = min(PROFILED_LENGTH, pipeline_of(engine).max_seq_len - prompt_len)
-    load = Load(engine, decode_jobs(rows, subject.vocab_size, prompt_len, length))
-    try:
-        load.wait_until(lambda: engine.stats().decoding == rows)
-        untraced_us, before = load.step_us(UNTRACED_S), engine.stats()
-        times = trace.device_times(trace.record(engine, subject.sizes.trace_s, path))
-        batches = Batches.between(before, engine.stats(), ForwardMode.DECODE)
-    finally:
-        load.stop()
-    return Traced(times, batches, untraced_us)
-
-
-def gaps(subject: Subject) -> Iterator[Figure]:
-    """Profile decoding of one row, and of as many rows as the throughput test has."""
-    for rows in sorted({1, subject.sizes.requests}):
-        yield from _gaps(subject, rows)
-
-
-def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
-    path = None
-    if subject.trace_folder is not None:
-        path = subject.trace_folder / f"{subject.shape.name}-{rows}.json"
-    traced = _traced(subject, rows, subject.sizes.prompt_len, path)
-    found = traced.times
-    name, is_full = f"{subject.shape.name}, {rows} rows", rows in BUSY_BARS and subject.has_bars
-    yield Figure(
-        f"{name}: gap between steps",
-        (found.gap,),
-        "us",
-        GAP_BAR_US if is_full else None,
-        note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; a step takes "
-        f"{found.step:.0f} us under the profiler, {traced.untraced_us:.0f} without",
-    )
-    yield Figure(
-        f"{name}: device busy",
-        (100 * found.busy_share,),
-        "%",
-        BUSY_BARS[rows] if is_full else None,
-        at_least=True,
-        note=f"{100 * found.step_share:.1f} % without pauses inside a step, "
-        f"{found.kernels_per_step:.0f} kernels each",
-    )
 
 
 def cancel(subject: Subject) -> Iterator[Figure]:

@@ -89,7 +89,7 @@ NOT_COMMANDS = {"__init__", "stub_engine", "report", "speech_judges", "word_erro
 NOT_COMMANDS |= {"engine_load", "peers", "shapes", "trace", "vllm_peer"}
 NOT_COMMANDS |= {"client_pool", "listeners", "playback", "server_metrics", "speech_shapes"}
 NOT_COMMANDS |= {"block_readers", "kernel_shapes", "process_samples"}
-NOT_COMMANDS |= {"hard_texts"}
+NOT_COMMANDS |= {"hard_texts", "core_steps", "core_subject"}
 NOT_COMMANDS |= {"packed_shapes", "soak_calls", "soak_ledger", "soak_report", "soak_vanish"}
 
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import core, decode_interference, peers, trace
+from benchmarks import core, core_steps, decode_interference, peers, trace
 from benchmarks.codec_calls import kinds_of
+from benchmarks.core_subject import Sizes
 from benchmarks.engine_load import Job, Load, decode_jobs, run, running, throughput_jobs
 from benchmarks.packed_shapes import KINDS
 from benchmarks.shapes import SHAPES, TOY, Shape, llama
@@ -24,7 +25,7 @@ from decoder import DecodeRequest, Renderer, create_decoder
 from llm import Engine
 from tests.llm.llama_checkpoints import all_logits, write_llama
 
-SMALL = core.Sizes(
+SMALL = Sizes(
     num_tokens=24,
     requests=4,
     lengths=(3, 9),
@@ -138,7 +139,7 @@ def test_kernels_are_named_without_their_arguments() -> None:
     events = [e | {"name": next(names)} if e["cat"] == "kernel" else e for e in events]
     found = trace.device_times(events).kernels
     assert found == (trace.KernelTime("_decode_kernel", 24, 1), trace.KernelTime("few", 10, 1))
-    figures = list(core.kernel_figures("toy, 2 rows", found, "0.1 GB of keys and values"))
+    figures = list(core_steps.kernel_figures("toy, 2 rows", found, "0.1 GB of keys and values"))
     assert [(figure.name, figure.value, figure.note) for figure in figures] == [
         (
             "toy, 2 rows: kernels of a step",
