@@ -20,6 +20,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from llm.errors import CapacityError
 from llm.memory.shared_file import SharedFile
 
 TAIL_SLOTS = 64  # a tile of keys may be read past the last page; it is masked out
@@ -63,6 +64,8 @@ class KVPool:
     ) -> None:
         """Allocate the pages. `is_shared`: other processes can map them, see `PoolHandle`, also
         those of a CPU where the system has files in memory.
+
+        Raises CapacityError when the system has no room for those of a CPU.
         """
         self.num_layers = num_layers
         self.num_pages = num_pages
@@ -71,18 +74,29 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        shape = self.layer_shape(num_pages)
         self.file: SharedFile | None = None
         """File of the pages of a CPU, if they are shared."""
-        if is_shared and num_layers and self.device.type == "cpu" and SharedFile.is_available():
-            size = self.layer_bytes(num_pages)
-            self.file = SharedFile(num_layers * size)
-            self.storage = [m.view(dtype).view(shape) for m in self.file.memory.split(size)]
-        else:
-            self.storage = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        try:
+            self.storage = self._allocate(is_shared)
+        except OSError as error:
+            size = num_layers * self.layer_bytes(num_pages) / 2**20
+            raise CapacityError(
+                f"{size:.0f} MiB of memory for {num_pages} KV pages: {error.strerror}; lower "
+                "kv_cache.num_pages"
+            ) from error
         # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
         self.kernels_take_float8 = dtype is torch.float8_e4m3fn and _has_float8(self.device)
+
+    def _allocate(self, is_shared: bool) -> list[Tensor]:
+        """Return the memory of each layer."""
+        shape = self.layer_shape(self.num_pages)
+        on_cpu = self.device.type == "cpu"
+        if is_shared and self.num_layers and on_cpu and SharedFile.is_available():
+            size = self.layer_bytes(self.num_pages)
+            self.file = SharedFile(self.num_layers * size)
+            return [m.view(self.dtype).view(shape) for m in self.file.memory.split(size)]
+        return [_zeros(shape, self.dtype, self.device) for _ in range(self.num_layers)]
 
     def layer_shape(self, num_pages: int) -> tuple[int, int, int]:
         """Return the shape [2 × Hkv, slots, D] of a layer of a pool with so many pages.

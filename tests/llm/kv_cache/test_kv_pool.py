@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from llm.errors import CapacityError
 from llm.kv_cache.kv_pool import KVPool
 
 MIB = 2**20
@@ -34,3 +35,10 @@ def test_a_prompt_takes_memory_of_its_own_pages_only() -> None:
     keys, values = (part.flatten(0, 1)[slots] for part in (pool.keys(7), pool.values(7)))
     assert torch.equal(torch.stack((keys, values), 1), prompt)
     assert not pool.storage[7][:, 56:].any()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pool_without_room_is_an_error_with_its_size(is_shared: bool) -> None:
+    num_pages = 2**34  # more than a process can address
+    with pytest.raises(CapacityError, match=rf"^\d+ MiB of memory for {num_pages} KV pages: "):
+        KVPool(2, num_pages, 16, HEADS, DIM, torch.float32, is_shared=is_shared)
