@@ -98,7 +98,7 @@ class Visit:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.out = args, args.out
-        self.began, self.gpus = time.monotonic(), max(1, torch.cuda.device_count())
+        self.began, self.gpus = time.monotonic(), num_gpus()
         self.processes = Processes(args.out)
         self.takes, self.plans = args.out / "takes", args.out / "plans"
         self.coder = args.out / "coder" / "coder.safetensors"
@@ -169,7 +169,7 @@ class Visit:
 
     def _planning_gpu(self, number: int) -> int:
         """One of the last `planner_gpus` ones, in turn."""
-        return max(0, self.gpus - 1 - number % self.args.planner_gpus)
+        return self.gpus - 1 - number % self.args.planner_gpus
 
     def _start_language_model(self) -> None:
         """It compiles while there is nothing to learn yet, and begins when all tokens are there."""
@@ -247,6 +247,11 @@ class Visit:
         ])  # fmt: skip
 
 
+def num_gpus() -> int:
+    """Return the number of this machine's GPUs; one without any computes as if it had one."""
+    return max(1, torch.cuda.device_count())
+
+
 def say(out: Path, word: str) -> None:
     """Write and print where the visit is."""
     (out / "status").write_text(word + "\n")
@@ -304,7 +309,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed."""
     own, rest, rest_lm = parts_of(list(sys.argv[1:] if argv is None else argv))
-    args = build_parser().parse_args(own)
+    parser = build_parser()
+    args = parser.parse_args(own)
+    if not 1 <= args.planner_gpus <= num_gpus():
+        parser.error(f"--planner-gpus {args.planner_gpus}: this machine has {num_gpus()} GPUs")
     args.rest, args.rest_lm = rest, rest_lm
     args.out.mkdir(parents=True, exist_ok=True)
     visit = Visit(args)

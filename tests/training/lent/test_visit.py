@@ -157,7 +157,20 @@ def test_planners_may_be_on_several_gpus(flags: list[str], monkeypatch: pytest.M
 
     assert gpus(2) == [1, 1, 1, 1]
     assert gpus(2, "--planner-gpus=2") == [1, 0, 1, 0]
-    assert gpus(1, "--planner-gpus=2") == [0, 0, 0, 0]
+    assert gpus(1) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("given", [0, 3])
+def test_planners_need_gpus_of_this_machine(
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: int,
+) -> None:
+    monkeypatch.setattr(visit.torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SystemExit):
+        visit.main([*flags, f"--planner-gpus={given}"])
+    assert f"--planner-gpus {given}: this machine has 2 GPUs" in capsys.readouterr().err
 
 
 def test_processes_run_in_parallel_and_all_are_waited_for(tmp_path: Path) -> None:
