@@ -216,9 +216,9 @@ def cancel(subject: Subject) -> Iterator[Figure]:
 def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
     """Measure the additional device memory, without weights and KV pages."""
     plan = pipeline_of(subject.engine).memory_plan
-    weights = subject.shape.num_weights * pipeline_of(subject.engine).runner.dtype.itemsize
-    held, own = used_bytes(subject.device) - before_bytes, weights + plan.kv_bytes
-    note = f"weights {weights / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB"
+    held = used_bytes(subject.device) - before_bytes
+    own = plan.weights_bytes + plan.kv_bytes
+    note = f"weights {plan.weights_bytes / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB"
     if subject.device.type == "cuda":
         allocated = torch.cuda.memory_allocated(subject.device) - own
         note += f"; tensors {allocated / 1e9:.2f} GB of it"

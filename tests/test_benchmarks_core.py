@@ -204,6 +204,17 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert {path.name for path in traces.iterdir()} == {"toy-1.json", "toy-4.json"}
 
 
+def test_memory_counts_weights_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "used_bytes", lambda device: 0)
+    found = []
+    for encoding in ("float32", "int8"):
+        values = {"model": VALUES["model"] | {"quantization_encoding": encoding}}
+        _, figure = core.measure(TOY, ["memory"], SMALL, values, None)
+        found.append(-1e9 * figure.value)
+    matrices = TOY.num_weights - TOY.num_head_weights
+    assert found[0] - found[1] > 2 * matrices
+
+
 @pytest.mark.long
 def test_two_starts_are_new_processes(capsys: pytest.CaptureFixture[str]) -> None:
     small = "--shape toy --device cpu --max-length 64 --model.kv-cache.num-pages 20"
