@@ -81,7 +81,7 @@ REPLICA_SHARE = 0.9  # streams of each of several replicas, against one engine
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Flags of a server of one shape, and its bars on one H200."""
+    """Flags of a server of one shape, and its bars on one H200 in bfloat16."""
 
     name: str
     write: Callable[[Path], Path] | None = None  # writes the folder; None: the built-in voice
@@ -160,8 +160,8 @@ def _write_tiny(folder: Path) -> Path:
 SPEAKERS = {
     speaker.name: speaker
     for speaker in (
-        Speaker("a", _write_a, max_length=1024, streams_bar=600, first_audio_bar_ms=20.0),
-        Speaker("b", _write_b, max_length=1280, streams_bar=240, first_audio_bar_ms=35.0),
+        Speaker("a", _write_a, max_length=1024, streams_bar=900, first_audio_bar_ms=10.0),
+        Speaker("b", _write_b, max_length=1280, streams_bar=340, first_audio_bar_ms=18.0),
         Speaker("csm", _write_csm, max_length=1024, streams_bar=250),
         Speaker(
             "qwen",
