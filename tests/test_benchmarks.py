@@ -801,9 +801,8 @@ def test_an_idle_server_is_the_sum_of_its_processes(tiny_server: Server) -> None
 @pytest.mark.long
 def test_a_cold_start_is_a_whole_process(tiny_checkpoint: Path) -> None:
     report = cold_start.measure(str(tiny_checkpoint), repeat=1, text="Hi.")
-    first, later = report.figures
-    assert first.value > 0.2
-    assert later.value > 0.2
+    assert len(report.figures) == 4
+    assert min(figure.value for figure in report.figures) > 0.2
 
 
 def test_missing_context_changes_samples(tmp_path: Path) -> None:
