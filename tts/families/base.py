@@ -266,10 +266,9 @@ class SpeechVocabulary:
 
     def __init__(self, positions: Sequence[Sequence[int]], start_id: int, end_id: int) -> None:
         ids = list(chain.from_iterable(positions))
-        is_contiguous = bool(ids) and ids == list(range(ids[0], ids[0] + len(ids)))
-        has_doubles = not is_contiguous and len(set(ids)) != len(ids)
-        if not ids or has_doubles or len({len(p) for p in positions}) != 1:
+        if not ids or len(set(ids)) != len(ids) or len({len(p) for p in positions}) != 1:
             raise CheckpointError("two codes share a token, or there are no code tokens")
+        is_contiguous = ids == list(range(ids[0], ids[0] + len(ids)))
         self.start_id = start_id
         self.end_id = end_id
         self.codebook_size = len(positions[0])
@@ -278,9 +277,7 @@ class SpeechVocabulary:
         self._num_ids = len(ids)
         self._ids = () if is_contiguous else tuple(ids)
         self._codes = {i: k % self.codebook_size for k, i in enumerate(self._ids)}
-        self._ranges = tuple(
-            ((part[0], part[-1] + 1),) if is_contiguous else ranges_of(part) for part in positions
-        )
+        self._ranges = tuple(map(ranges_of, positions))
 
     @classmethod
     def from_tokenizer(
