@@ -212,7 +212,7 @@ class Course:
             "symbols": held_out(speech, texts, SYMBOLS),
             "letters": pronounced_held_out(texts),
         }
-        self.best, self.since, self.saves = math.nan, 0, 0
+        self.best, self.since, self.saves = math.inf, 0, 0
         hours = speech.code_len.sum() / 25 / 3600
         self.clock.log(
             f"{hours:.1f} h, {len(speech.train)} lines and {len(speech.held_out)} held out, "
@@ -263,7 +263,7 @@ class Course:
             self.trainer.save(folder, fixed, self.speech.voice_tokens)
         self.saves += 1
         self.since += 1
-        if not loss >= self.best:  # the first one, or nothing is held out
+        if loss < self.best or math.isnan(loss):  # NaN: nothing is held out
             self.best, self.since = loss, 0
             self.trainer.save(out, fixed, self.speech.voice_tokens)
             self.clock.log(f"kept, {self.loader.passes:.1f} passes")
