@@ -208,7 +208,6 @@ def cut(blocks: Sequence[AudioBlock], ranges: Ranges, fault: Fault) -> AudioBloc
     kept = tuple(code for start, end in ranges for code in codes[start:end])
     return blocks[-1]._replace(
         samples=np.concatenate([samples[a * per_code : b * per_code] for a, b in ranges]),
-        block_index=0,
         first_sample=0,
         first_code=0,
         num_codes=len(kept),

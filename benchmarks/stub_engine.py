@@ -63,7 +63,6 @@ class StubEngineClient:
                 await asyncio.sleep(due - time.monotonic())
             yield AudioBlock(
                 samples=self._samples,
-                block_index=number,
                 first_sample=number * len(self._samples),
                 first_code=number,
                 num_codes=1,

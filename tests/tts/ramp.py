@@ -201,7 +201,6 @@ class RampClient:
         (samples,) = render(self.decoder, [DecodeRequest(window)])
         return AudioBlock(
             samples=samples,
-            block_index=window.block_ids[-1 - window.future_len],
             first_sample=window.first_sample,
             first_code=first_code,
             num_codes=len(window.block),

@@ -43,7 +43,6 @@ class AudioBlock(NamedTuple):
     """
 
     samples: np.ndarray  # [S]
-    block_index: int
     first_sample: int
     first_code: int
     num_codes: int

@@ -188,7 +188,7 @@ class SpeechStream(StreamTask):
         """Number of tokens that complete the next block."""
         self._new_ids: list[Token] = []  # tokens whose codes were not looked up yet
         # totals of the queued items
-        self._num_blocks = self._num_codes = self._num_samples = 0
+        self._num_codes = self._num_samples = 0
         self._carry = self._stream.carry
 
     @property
@@ -359,7 +359,6 @@ class SpeechStream(StreamTask):
         """Return the block that follows the pending ones, without its samples."""
         return AudioBlock(
             samples=NO_SAMPLES,
-            block_index=self._num_blocks + len(self._blocks),
             first_sample=0,
             first_code=self._num_codes + self._num_waiting,
             num_codes=len(codes),
@@ -387,7 +386,6 @@ class SpeechStream(StreamTask):
         if self.is_done:
             self._state = StreamState()  # its memory serves other streams while this one is read
         self.queue.put(block._replace(samples=samples, first_sample=self._num_samples))
-        self._num_blocks += 1
         self._num_codes += block.num_codes
         self._num_samples += len(samples)
         self._carry = block.carry

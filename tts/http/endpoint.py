@@ -109,7 +109,7 @@ def check_origin(headers: Headers, config: ServerConfig) -> None:
         raise ForbiddenError("web pages of this origin may not call; see http_cors_origins")
 
 
-def is_allowed_origin(headers: Headers | Mapping[str, str], config: ServerConfig) -> bool:
+def is_allowed_origin(headers: Mapping[str, str], config: ServerConfig) -> bool:
     """Return whether a request comes from no web page, from our own, or from an allowed origin.
 
     Any name can be made to lead to the loopback interface: a page of evil.example has the same host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -31,6 +31,12 @@ MAX_IGNORED = 10
 PART_BYTES = 64 * 1024  # of a body; the client has the write timeout for each
 
 _PLAIN_NAME = re.compile(r"\w{1,40}", re.ASCII)
+
+
+class JsonPart(BaseModel):
+    """Base of objects inside of a JSON body: types are strict, unknown names have no effect."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class JsonBody(BaseModel):
@@ -185,7 +191,7 @@ class Exchange:
         await self._start(self.send)
         await self.send(_part(error.body, is_last=True))
 
-    async def _start(self, send: Any) -> None:
+    async def _start(self, send: Callable[[Message], Awaitable[object]]) -> None:
         if self._is_started:
             return
         self._is_started = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -51,14 +51,13 @@ async def speak(exchange: Exchange) -> None:
             await _whole(exchange, request, body.media_type)
 
 
-async def _stream(exchange: Exchange, request: SpeechRequest, encode: Any) -> None:
+async def _stream(
+    exchange: Exchange, request: SpeechRequest, encode: Callable[[SpeechEvent], bytes]
+) -> None:
     """Send what `encode` makes of each event; nothing is sent before the first audio."""
     host, call = exchange.host, exchange.call
     stream = host.speech.synthesizer.stream
-    async with (
-        host.request(call) as slot,
-        aclosing(stream(request, slot)) as events,
-    ):
+    async with host.request(call) as slot, aclosing(stream(request, slot)) as events:
         async for found in events:
             note_event(call, host.metrics, found)
             data = encode(found)

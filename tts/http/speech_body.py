@@ -7,10 +7,10 @@ import binascii
 from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tts.errors import InvalidRequestError
-from tts.http.exchange import Items, JsonBody
+from tts.http.exchange import Items, JsonBody, JsonPart
 from tts.server.wire.common import Violations, to_duration
 from tts.server.wire.speech import MAX_CODES_PER_CHUNK
 from tts.speech.synthesizer import Synthesizer
@@ -133,18 +133,14 @@ SpeechFormat = Literal["mp3", "opus", "flac", "wav", "pcm"]
 ChunkSize = Annotated[int, Field(ge=1, le=MAX_CODES_PER_CHUNK)]
 
 
-class VoiceReference(BaseModel):
+class VoiceReference(JsonPart):
     """Voice as `{"id": NAME}`."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     id: str
 
 
-class PronunciationItem(BaseModel):
+class PronunciationItem(JsonPart):
     """Phrase, and what is spoken in its place."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     phrase: str
     pronunciation: str

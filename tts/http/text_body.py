@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.factory import Service
-from tts.http.exchange import Items, JsonBody
+from tts.http.exchange import Items, JsonBody, JsonPart
 from tts.http.speech_body import NAMES as SPEECH_NAMES
 from tts.http.speech_body import SpeechFormat, SpeechNames, VoiceSettings, to_synthesis
 from tts.server.wire.text import MAX_MESSAGES
@@ -83,39 +83,33 @@ EMBEDDING_NAMES = {"inputs": "input"}
 """Fields of the contract by their names in JSON, for errors."""
 
 
-class _Part(BaseModel):
-    """Part of a JSON body, with names that have no effect."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-
-class StreamOptions(_Part):
+class StreamOptions(JsonPart):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class NamedSchema(_Part):
+class NamedSchema(JsonPart):
     """JSON schema of a response."""
 
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(JsonPart):
     """Format of the text that is written."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class ContentPart(_Part):
+class ContentPart(JsonPart):
     """Part of a message: a text, or a kind that is refused."""
 
     type: str
     text: str = ""
 
 
-class Message(_Part):
+class Message(JsonPart):
     """One turn of a conversation."""
 
     role: str

@@ -97,8 +97,8 @@ class _Slot:
 class ReceiveSlots:
     """Fair scheduler of slots among clients. One event loop."""
 
-    def __init__(self, num_places: int) -> None:
-        self._num_free = num_places
+    def __init__(self, num_slots: int) -> None:
+        self._num_free = num_slots
         self._waiting: list[_Slot] = []
         self._taken: list[_Slot] = []  # oldest first
         self._turns: dict[str, float] = {}  # time of the last slot of each present client
@@ -160,7 +160,7 @@ class ReceiveSlots:
             slot, turns = self._waiting[0], self._turns
             if len(self._waiting) > 1:
                 held = Counter(slot.client for slot in self._taken)
-                slot = min(self._waiting, key=lambda p: (held[p.client], turns.get(p.client, 0.0)))
+                slot = min(self._waiting, key=lambda s: (held[s.client], turns.get(s.client, 0.0)))
             self._waiting.remove(slot)
             self._taken.append(slot)
             self._num_free -= 1

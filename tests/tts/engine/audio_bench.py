@@ -143,7 +143,5 @@ def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def numbers(blocks: Sequence[AudioBlock]) -> list[tuple[int, int, int, int, int]]:
-    return [
-        (b.block_index, b.first_code, b.num_codes, b.first_sample, len(b.samples)) for b in blocks
-    ]
+def numbers(blocks: Sequence[AudioBlock]) -> list[tuple[int, int, int, int]]:
+    return [(b.first_code, b.num_codes, b.first_sample, len(b.samples)) for b in blocks]

@@ -22,10 +22,10 @@ def test_blocks_follow_the_sizes_and_the_sample_grid() -> None:
         bench.turns()
         blocks = await read(task)
         assert numbers(blocks) == [
-            (0, 0, 2, 0, 2 * HOP),
-            (1, 2, 3, 2 * HOP, 3 * HOP),
-            (2, 5, 4, 5 * HOP, 4 * HOP),
-            (3, 9, 2, 9 * HOP, 2 * HOP),
+            (0, 2, 0, 2 * HOP),
+            (2, 3, 2 * HOP, 3 * HOP),
+            (5, 4, 5 * HOP, 4 * HOP),
+            (9, 2, 9 * HOP, 2 * HOP),
         ]
         reasons = [block.finish_reason for block in blocks]
         assert reasons == [None, None, None, FinishReason.STOP]
@@ -66,7 +66,7 @@ def test_final_flag_on_a_block_boundary(end_apart: bool) -> None:
         sizes = [(block.num_codes, block.finish_reason) for block in blocks]
         if end_apart:
             assert sizes == [(2, None), (0, FinishReason.LENGTH)]
-            assert numbers(blocks)[1] == (1, 2, 0, 2 * HOP, 0)
+            assert numbers(blocks)[1] == (2, 0, 2 * HOP, 0)
         else:
             assert sizes == [(2, FinishReason.LENGTH)]
 
@@ -80,7 +80,7 @@ def test_a_stream_without_codes_is_one_empty_message() -> None:
         tokens(task, end=FinishReason.STOP)
         bench.turns()
         (block,) = await read(task)
-        assert numbers([block]) == [(0, 0, 0, 0, 0)]
+        assert numbers([block]) == [(0, 0, 0, 0)]
         assert block.samples.dtype == np.float32
         assert block.finish_reason is FinishReason.STOP
 

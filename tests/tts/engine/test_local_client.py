@@ -27,7 +27,7 @@ def test_blocks_are_contiguous_and_the_last_has_the_finish_reason(
         job = speech("numbers", exactly=21)
         blocks = await listen(engine_client, job)
         assert [block.num_codes for block in blocks] == [2, 4, 8, 7]
-        assert [block.block_index for block in blocks] == [0, 1, 2, 3]
+        assert [block.first_code for block in blocks] == [0, 2, 6, 14]
         assert [block.first_sample for block in blocks] == [0, 2 * HOP, 6 * HOP, 14 * HOP]
         assert len(samples(blocks)) == 21 * HOP
         assert np.isfinite(samples(blocks)).all()

@@ -66,15 +66,15 @@ def test_a_block_waits_for_its_look_ahead_and_the_end_keeps_all_samples(snac) ->
         tokens(task, *codes[27:28])
         speaking.run()
         blocks = await read(task)
-        assert numbers(blocks) == [(0, 0, 7, 0, FRAME)]
+        assert numbers(blocks) == [(0, 7, 0, FRAME)]
         tokens(task, *codes[28:], end=FinishReason.STOP)
         speaking.run()
         blocks += await read(task)
         assert numbers(blocks)[1:] == [
-            (1, 7, 14, FRAME, 2 * FRAME),
-            (2, 21, 14, 3 * FRAME, 2 * FRAME),
-            (3, 35, 14, 5 * FRAME, 2 * FRAME),
-            (4, 49, 7, 7 * FRAME, FRAME),
+            (7, 14, FRAME, 2 * FRAME),
+            (21, 14, 3 * FRAME, 2 * FRAME),
+            (35, 14, 5 * FRAME, 2 * FRAME),
+            (49, 7, 7 * FRAME, FRAME),
         ]
         assert [block.finish_reason for block in blocks[-2:]] == [None, FinishReason.STOP]
         assert np.abs(joined(blocks) - audio_of(snac, codes)).max() < 2e-6
@@ -90,7 +90,7 @@ def test_an_incomplete_frame_gives_no_samples(snac) -> None:
         tokens(task, *codes[:17], end=FinishReason.LENGTH)
         speaking.run()
         blocks = await read(task)
-        assert numbers(blocks) == [(0, 0, 7, 0, FRAME), (1, 7, 7, FRAME, FRAME)]
+        assert numbers(blocks) == [(0, 7, 0, FRAME), (7, 7, FRAME, FRAME)]
         assert np.abs(joined(blocks) - audio_of(snac, codes[:14])).max() < 2e-6
         short = speaking.start("b", OPTIONS)
         tokens(short, *codes[:6], end=FinishReason.STOP)

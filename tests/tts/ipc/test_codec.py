@@ -89,7 +89,7 @@ def test_samples_round_trip(values: np.ndarray) -> None:
     clip = decode_from_front_end(encode(Encode("f", 1, values)))
     assert isinstance(clip, Encode)
     np.testing.assert_array_equal(clip.samples, values)
-    block = AudioBlock(values, 1, 2, 3, 4, carry=(5,), finish_reason=FinishReason.STOP)
+    block = AudioBlock(values, 2, 3, 4, carry=(5,), finish_reason=FinishReason.STOP)
     (audio,) = decode_from_engine(bundle([encode(Audio(9, block))]))
     assert isinstance(audio, Audio)
     assert audio.block.samples.dtype == np.float32
@@ -99,7 +99,7 @@ def test_samples_round_trip(values: np.ndarray) -> None:
 
 @given(samples)
 def test_16_bit_samples_round_trip(values: np.ndarray) -> None:
-    block = AudioBlock(to_s16(values), 0, 0, 0, 1)
+    block = AudioBlock(to_s16(values), 0, 0, 1)
     (audio,) = decode_from_engine(bundle([encode(Audio(9, block))]))
     assert isinstance(audio, Audio)
     assert audio.block.samples.dtype == np.int16

@@ -222,7 +222,7 @@ def test_cancellation_by_the_engine_ends_the_audio() -> None:
         bench.turns()
         tokens(task, end=FinishReason.CANCELLED)
         first, last = await read(task)
-        assert numbers([first, last]) == [(0, 0, 2, 0, 2 * HOP), (1, 2, 0, 2 * HOP, 0)]
+        assert numbers([first, last]) == [(0, 2, 0, 2 * HOP), (2, 0, 2 * HOP, 0)]
         assert last.finish_reason is FinishReason.CANCELLED
         assert last.carry == (1, 2)  # the codes of delivered audio, not all generated ones
 

@@ -27,7 +27,6 @@ def blocks_of(levels: Sequence[float], reason: FinishReason, *, as_s16: bool) ->
         blocks.append(
             AudioBlock(
                 samples,
-                index,
                 index * SIZE,
                 index,
                 len(codes),
