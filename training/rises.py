@@ -9,6 +9,8 @@ GLIDE_S = 0.025  # next to a pause, where curves glide to and from nothing
 END_S, BEFORE_S = 0.05, 0.3  # the last voiced part of a sentence, and what is before it
 FEWEST_S = 0.12  # of both with voice, otherwise there is no rise
 RISES = 1.0  # semitones
+ALMOST = 0.85  # semitones: below, a pitch does not rise
+FLATTENED = 0.5  # of what it rises there
 
 
 def steady(pitch: np.ndarray, hop_s: float) -> np.ndarray:
@@ -29,3 +31,23 @@ def rise_at_end(pitch: np.ndarray, hop_s: float) -> float:
         return float("nan")
     semitones, last = 12 * np.log2(pitch[at]), round(END_S / hop_s)
     return float(np.median(semitones[-last:]) - semitones[:-last].min())
+
+
+def emphasised(pitch: np.ndarray, hop_s: float, semitones: float) -> np.ndarray:
+    """Return a pitch in Hz [T], one value in every `hop_s`, whose rise at the end is clearer: one
+    of `RISES` and more is `semitones` higher, one below `ALMOST` is `FLATTENED`.
+
+    Only what follows the lowest value there changes; values without voice stay as they are.
+    """
+    made = pitch.astype(np.float64)
+    own = steady(made, hop_s)
+    rise = rise_at_end(own, hop_s)
+    if not rise > 0 or ALMOST <= rise < RISES:
+        return pitch
+    factor = (rise + semitones) / rise if rise >= RISES else FLATTENED
+    voiced = np.flatnonzero(own > 0)
+    at = voiced[voiced > voiced[-1] - (END_S + BEFORE_S) / hop_s][: -round(END_S / hop_s)]
+    lowest = at[np.argmin(own[at])]
+    changed = (np.arange(len(made)) > lowest) & (made > own[lowest])
+    made[changed] *= (made[changed] / own[lowest]) ** (factor - 1)
+    return made

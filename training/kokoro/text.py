@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from training.kokoro.blocks import STYLE_DIM, Pointwise, ResidualBlock
 
 NUM_SYMBOLS = 178
+QUESTION = 6  # the question mark's id
 HIDDEN = 512
 MAX_FRAMES = 50  # of a symbol, 25 ms each
 

@@ -232,7 +232,7 @@ class Visit:
             self.processes.start(f"tokenise{part}", gpu, "training.speech_codec.tokenise", [
                 "--plans", self.plans, "--coder", self.coder, "--design", self.args.design,
                 "--out", self.out / "tokens", "--until", self.plans / FINISHED,
-                "--part", part, "--parts", parts,
+                "--part", part, "--parts", parts, "--emphasis", self.args.emphasis,
             ])  # fmt: skip
         self.processes.wait("planner")
         (self.plans / FINISHED).touch()
@@ -303,6 +303,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
     )
     parser.add_argument("--lines", type=int, default=8, help="per session")
+    parser.add_argument(
+        "--emphasis", type=float, default=0.0, help="semitones by which rising questions rise more"
+    )
     return parser
 
 

@@ -4,8 +4,9 @@
         --coder runs/coder/coder.safetensors --out runs/tokens [--until runs/plans/finished]
 
 With --until it runs until that file is there and every plan is done; of several at once each takes
-the plans of some seeds (--part 0 --parts 2). OUT/tokens_SEED_NUMBER.npz,
-of a plan's name, holds:
+the plans of some seeds (--part 0 --parts 2). --emphasis lets questions end as clearly as they do
+in the plan after a language model has learned them, which has smaller rises than its teacher.
+OUT/tokens_SEED_NUMBER.npz, of a plan's name, holds:
     codes      uint16 [C]     all lines one after the other
     size       uint16 [L]     codes of each line
     session    uint16 [L]
@@ -13,7 +14,8 @@ of a plan's name, holds:
     symbols    uint8 [L]      of the line, with the one before and the one after it
     durations  uint8 [D]      of all symbols, in the teacher's frames of 25 ms
     voiced     uint16 [L]     codes of each line up to where its voice ends; 0 without voice
-    rise       float16 [L]    semitones by which its pitch rises there (`training.rises`), or NaN
+    rise       float16 [L]    semitones by which the plan's pitch rises there (`training.rises`),
+                              or NaN
     voice      int16 [N]      number of a named voice among the English ones, -1: a mixture, whose
                               name is this file's and the session's number
     accent     uint8 [N]
@@ -32,12 +34,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.kokoro.text import QUESTION
 from training.kokoro.vocoder import SAMPLE_RATE
-from training.rises import rise_at_end, steady
+from training.rises import emphasised, rise_at_end, steady
 from training.speech_codec.coder import Coder, load_coder, points_of
 from training.speech_codec.config import DESIGNS, coder_sizes
-from training.speech_codec.plans import CURVE_GRID, POINT, plan_at
+from training.speech_codec.plans import CURVE_GRID, PHONE_GRID, POINT, SILENCE, plan_at
 
+CURVES = ("phones", "pitch", "energy")
 MARGIN = 14  # codes of silence after a line: as many as the encoder sees after a code
 CODES_PER_CALL = 131_072  # padding included
 ERRORS = (0.0, 0.15, 0.3, 0.45)  # of voice tokens' latent values, whose deviation is 1
@@ -84,13 +88,15 @@ def alike(size: np.ndarray, limit: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def tokens(
-    plan: dict[str, np.ndarray], coder: Coder, device: torch.device
+    plan: dict[str, np.ndarray], coder: Coder, device: torch.device, emphasis: float = 0.0
 ) -> dict[str, np.ndarray]:
-    """Tokens of a plan, as the module says."""
-    held = {name: torch.from_numpy(plan[name]).to(device) for name in ("phones", "pitch", "energy")}
+    """Tokens of a plan, as the module says. `emphasis`: semitones by which rising questions rise
+    more; 0 leaves all as planned."""
     first = plan["lines"][:, 1]
-    codes, _ = codes_of_lines(coder, held, torch.from_numpy(first).to(device))
     ends = np.append(first[1:], CURVE_GRID * len(plan["pitch"]))
+    curves = plan | {"pitch": clearer(plan, first, ends, emphasis)} if emphasis else plan
+    held = {part: torch.from_numpy(curves[part]).to(device) for part in CURVES}
+    codes, _ = codes_of_lines(coder, held, torch.from_numpy(first).to(device))
     style = torch.from_numpy(plan["style"]).to(device).float()
     rows = [coder.voice(style, error)[1] for error in ERRORS]
     hop = coder.sizes.points_per_code * POINT
@@ -108,6 +114,20 @@ def tokens(
         "accent": plan["accent"],
         "rows": torch.stack(rows, 1).cpu().numpy().astype(np.uint16),
     }
+
+
+def clearer(
+    plan: dict[str, np.ndarray], first: np.ndarray, ends: np.ndarray, semitones: float
+) -> np.ndarray:
+    """Return a plan's pitch with clearer ends of its questions, lines of the samples `first` to
+    `ends` [L] (`training.rises.emphasised`)."""
+    pitch = plan["pitch"].copy()
+    for start, end in zip(first, ends, strict=True):
+        phones = plan["phones"][start // PHONE_GRID : end // PHONE_GRID]
+        if phones[phones > SILENCE][-1:] == QUESTION:
+            own = slice(start // CURVE_GRID, end // CURVE_GRID)
+            pitch[own] = emphasised(pitch[own], CURVE_GRID / SAMPLE_RATE, semitones)
+    return pitch
 
 
 def ends_of_voice(
@@ -155,7 +175,7 @@ def follow(args: argparse.Namespace) -> None:
         last = args.until is None or args.until.exists()  # before the look for plans
         for path in waiting(args.plans, args.out, args.part, args.parts):
             with np.load(path) as stored:
-                found = tokens(dict(stored), coder, device)
+                found = tokens(dict(stored), coder, device, args.emphasis)
             write(found, result(path, args.out))
             codes += found["codes"].size
             hours = codes * coder.sizes.points_per_code * POINT / SAMPLE_RATE / 3600
@@ -173,6 +193,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
     parser.add_argument("--until", type=Path, help="run until this file is there")
     parser.add_argument("--seed", type=int, default=0, help="of the voice tokens' errors")
+    parser.add_argument(
+        "--emphasis", type=float, default=0.0, help="semitones by which rising questions rise more"
+    )
     parser.add_argument("--part", type=int, default=0, help="which of several at once this is")
     parser.add_argument("--parts", type=int, default=1, help="how many work at once")
     follow(parser.parse_args(argv))

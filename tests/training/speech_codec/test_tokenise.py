@@ -11,8 +11,18 @@ import pytest
 import torch
 
 from tests.training.takes import SYMBOLS, TOY, take_of, toy_coder, write_coder, write_take
+from training.kokoro.text import QUESTION
+from training.speech_codec.coder import PARTS, PHONE_DIM
 from training.speech_codec.plans import CURVE_GRID, PHONE_GRID
-from training.speech_codec.tokenise import ERRORS, codes_of_lines, main, tokens, waiting
+from training.speech_codec.tokenise import (
+    ERRORS,
+    clearer,
+    codes_of_lines,
+    ends_of_voice,
+    main,
+    tokens,
+    waiting,
+)
 
 LINE = int(1.25 * 24_000) // PHONE_GRID * PHONE_GRID
 CPU = torch.device("cpu")
@@ -84,6 +94,34 @@ def test_the_end_of_a_lines_voice_and_its_rise_are_kept(plan: dict[str, np.ndarr
     assert found["voiced"][:3].tolist() == [codes, codes, 0]
     assert found["rise"][:2].tolist() == pytest.approx([12.0, -6.0], abs=0.01)
     assert np.isnan(found["rise"][2])
+
+
+def test_clearer_ends_of_questions(plan: dict[str, np.ndarray]) -> None:
+    """Questions of the first three lines rise by 2, .5 and -3 semitones; the fourth rises by 2 and
+    is none. Only the codes of those that rise change."""
+    values, count = LINE // CURVE_GRID, 4
+    plan["phones"][:] = 3
+    plan["pitch"] = plan["pitch"].astype(np.float32)
+    first = plan["lines"][:count, 1]
+    for line, rise in enumerate((2.0, 0.5, -3.0, 2.0)):
+        own = plan["pitch"][line * values : (line + 1) * values]
+        own[:] = np.append(np.full(values - 6, 100.0), np.full(6, 100.0 * 2 ** (rise / 12)))
+        plan["phones"][(line + 1) * LINE // PHONE_GRID - 1] = 4 if line == 3 else QUESTION
+    made = clearer(plan, first, first + LINE, 1.5)
+    _, rises = ends_of_voice(made, first, first + LINE, TOY.hop)
+    assert rises.tolist() == pytest.approx([3.5, 0.25, -3.0, 2.0], abs=0.01)
+    assert (made[: values - 6] == plan["pitch"][: values - 6]).all()
+    assert (made[2 * values :] == plan["pitch"][2 * values :]).all()
+    coder = toy_coder()
+    with torch.no_grad():  # it depends on pitch little
+        coder.content.input.weight[:, PHONE_DIM :: PHONE_DIM + PARTS] *= 100
+    before, after = (tokens(plan, coder, CPU, emphasis) for emphasis in (0.0, 12.0))
+    ends = np.cumsum(before["size"])[:3]
+    same = [(a == b).all() for a, b in zip(
+        np.split(before["codes"], ends)[:3], np.split(after["codes"], ends)[:3], strict=True
+    )]  # fmt: skip
+    assert (same[0], same[2]) == (False, True)
+    assert np.array_equal(before["rise"], after["rise"], equal_nan=True)
 
 
 def test_a_follower_takes_up_finished_plans_until_no_more_will_come(tmp_path: Path, capsys) -> None:
