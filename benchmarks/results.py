@@ -82,7 +82,7 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
         f"--closeness 0.25 {SERVED} {EARLY}",
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
-        "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 320 "
+        "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 340 "
         f"--closeness 0.2 {SERVED} {EARLY}",
         "serve_a_paced": "serve --shape a --part alone streams --alone 15 --start 900 --most 900 "
         f"--closeness 0.25 {PACED} {EARLY}",
