@@ -1,8 +1,4 @@
-"""The norm and the gate for any number of rows, in one kernel each.
-
-While they run the memory would be idle: at launch level 2 they ask for the matrix that is
-multiplied next, `ahead`, which is then in the cache.
-"""
+"""The norm and the gate for any number of rows, in one kernel each."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from llm.memory.fetch import ahead_of, fetch_share
 
 GATE_BLOCK = 1024
 MANY_ROWS = 512
@@ -30,7 +24,6 @@ def _norm_kernel(
     x: tl.tensor,
     gain: tl.tensor,
     out: tl.tensor,
-    ahead: tl.tuple,
     epsilon: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -38,7 +31,6 @@ def _norm_kernel(
 ) -> None:
     if LEVEL == 2:
         gdc_launch_dependents()
-        fetch_share(ahead)
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     mask = places < SIZE
@@ -52,9 +44,7 @@ def _norm_kernel(
     tl.store(out + row * SIZE + places, values * scale * gains, mask=mask)
 
 
-def normalise(
-    x: Tensor, gain: Tensor, epsilon: float, *, ahead: Tensor | None = None, level: int = 0
-) -> Tensor:
+def normalise(x: Tensor, gain: Tensor, epsilon: float, *, level: int = 0) -> Tensor:
     """Return [T, K]: x / √(Σx² + epsilon) × gain, each row by itself."""
     num_rows, size = x.shape
     level = level_for(level, num_rows)
@@ -64,7 +54,6 @@ def normalise(
         x,
         gain,
         out,
-        ahead_of(ahead, x, num_rows),
         epsilon,
         SIZE=size,
         BLOCK=block,
@@ -79,14 +68,12 @@ def normalise(
 def _gate_kernel(
     gate_up: tl.tensor,
     out: tl.tensor,
-    ahead: tl.tuple,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     if LEVEL == 2:
         gdc_launch_dependents()
-        fetch_share(ahead)
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = places < SIZE
@@ -99,7 +86,7 @@ def _gate_kernel(
     tl.store(out + row * SIZE + places, gate / (1.0 + tl.exp(-gate)) * up, mask=mask)
 
 
-def gate(gate_up: Tensor, *, ahead: Tensor | None = None, level: int = 0) -> Tensor:
+def gate(gate_up: Tensor, *, level: int = 0) -> Tensor:
     """Return silu(gate) × up [T, I] for [T, 2 × I] gate and up."""
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     level = level_for(level, num_rows)
@@ -107,7 +94,6 @@ def gate(gate_up: Tensor, *, ahead: Tensor | None = None, level: int = 0) -> Ten
     _gate_kernel[(num_rows, triton.cdiv(size, GATE_BLOCK))](
         gate_up,
         out,
-        ahead_of(ahead, out, num_rows),
         SIZE=size,
         BLOCK=GATE_BLOCK,
         LEVEL=level,

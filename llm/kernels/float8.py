@@ -2,8 +2,7 @@
 
 The rounding is that of `llm.kernels.rounding.quantize_rows`. A norm or a gate
 is rounded to the format of its input first, as that of other layers is. An input that is a
-`ScaledProduct` is multiplied by its scales, and one may be added to what is normalised. `ahead` is
-the matrix that is multiplied next, as in `llm.kernels.elementwise`.
+`ScaledProduct` is multiplied by its scales, and one may be added to what is normalised.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.kernels.elementwise import GATE_BLOCK, level_for
 from llm.kernels.rounding import FLOAT8, Float8Rows, ScaledProduct
 from llm.kernels.tiles import row_factors
-from llm.memory.fetch import ahead_of, fetch_share
 
 VALUES, NORM, GATE = 0, 1, 2  # operation before the rounding
 
@@ -46,7 +44,6 @@ def _quantize_kernel(
     gain: tl.tensor,
     out: tl.tensor,
     scales: tl.tensor,
-    ahead: tl.tuple,
     epsilon: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -61,7 +58,6 @@ def _quantize_kernel(
     """
     if LEVEL == 2:
         gdc_launch_dependents()
-        fetch_share(ahead)
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     mask = places < SIZE
@@ -104,7 +100,6 @@ def _launch(
     gain: Tensor | None = None,
     epsilon: float = 0,
     added: ScaledProduct | None = None,
-    ahead: Tensor | None = None,
 ) -> Float8Rows:
     scaled = x if added is None else added
     factors = scaled[1:] if isinstance(scaled, ScaledProduct) else None
@@ -121,7 +116,6 @@ def _launch(
         x if gain is None else gain,
         values,
         scales,
-        ahead_of(ahead, x, num_rows),
         epsilon,
         SIZE=size,
         BLOCK=block,
@@ -135,9 +129,9 @@ def _launch(
     return Float8Rows(values, scales)
 
 
-def quantize(x: Tensor, *, ahead: Tensor | None = None, level: int = 0) -> Float8Rows:
+def quantize(x: Tensor, *, level: int = 0) -> Float8Rows:
     """Round rows of x [T, K]."""
-    return _launch(x.contiguous(), x.shape[1], VALUES, ahead=ahead, level=level)
+    return _launch(x.contiguous(), x.shape[1], VALUES, level=level)
 
 
 def normalise_quantized(
@@ -146,21 +140,16 @@ def normalise_quantized(
     epsilon: float,
     *,
     added: ScaledProduct | None = None,
-    ahead: Tensor | None = None,
     level: int = 0,
 ) -> Float8Rows:
     """Round rows [T, K] of x / √(Σx² + epsilon) × gain, after `added` [T, K] is added to x."""
-    return _launch(
-        x, x.shape[1], NORM, gain=gain, epsilon=epsilon, added=added, ahead=ahead, level=level
-    )
+    return _launch(x, x.shape[1], NORM, gain=gain, epsilon=epsilon, added=added, level=level)
 
 
-def gate_quantized(
-    gate_up: Tensor | ScaledProduct, *, ahead: Tensor | None = None, level: int = 0
-) -> Float8Rows:
+def gate_quantized(gate_up: Tensor | ScaledProduct, *, level: int = 0) -> Float8Rows:
     """Round rows [T, I] of silu(gate) × up, for [T, 2 × I] gate and up."""
     values = gate_up.values if isinstance(gate_up, ScaledProduct) else gate_up
-    return _launch(gate_up, values.shape[1] // 2, GATE, ahead=ahead, level=level)
+    return _launch(gate_up, values.shape[1] // 2, GATE, level=level)
 
 
 @triton.jit

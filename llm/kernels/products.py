@@ -7,10 +7,6 @@ The time of a decode step with few rows is that of reading its weights. So a pro
 tile before anything else, even before it waits for its predecessor (launch level 2), and
 repeats the small work that all programs need rather than launching another kernel for it. The
 products are passed to `END`, a Triton function that the kernel is compiled with.
-
-Between the last tile of one matrix and the first of the next one the memory would be idle. So at
-launch level 2 programs also ask for the beginning of the matrix that is multiplied next, which is
-then in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.kernels.blocks import Blocks
 from llm.kernels.peers import put_summed
 from llm.kernels.tiles import load_factors, load_rows, load_tiles, multiply
-from llm.memory.fetch import ahead_of, fetch_share
 from llm.parallel.peer_memory import Mailbox
 
 
@@ -36,7 +31,6 @@ def _few_rows_kernel(
     weight: tl.tensor,
     weight_scales: tl.tensor,
     values: tl.tuple,
-    ahead: tl.tuple,
     num_rows: tl.tensor,
     num_out: tl.tensor,
     epsilon: tl.tensor,
@@ -59,8 +53,6 @@ def _few_rows_kernel(
     tile = tl.program_id(0)
     tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
     factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
-    if LEVEL == 2:
-        fetch_share(ahead)
     if LEVEL > 0:
         gdc_wait()
     rows, scales = load_rows(
@@ -96,24 +88,20 @@ def launch_few_rows(
     scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
-    ahead: Tensor | None = None,
     level: int = 0,
 ) -> None:
     """Multiply x [T, K] with `parts` matrices [N, K] that are stacked in `weight`.
 
     With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
-    `scales` [parts × N], and rows of x are rounded to float8. `ahead`: the matrix of the next
-    product; its beginning is brought into the cache.
+    `scales` [parts × N], and rows of x are rounded to float8.
     """
     num_out = len(weight) // parts
-    grid = blocks.grid(num_out)
-    _few_rows_kernel[(grid,)](
+    _few_rows_kernel[(blocks.grid(num_out),)](
         x,
         x if gain is None else gain,
         weight,
         x if scales is None else scales,
         values,
-        ahead_of(ahead, weight, grid),
         len(x),
         num_out,
         epsilon,
@@ -171,13 +159,11 @@ def product(
     epsilon: float = 0.0,
     bias: Tensor | None = None,
     adds: bool = False,
-    ahead: Tensor | None = None,
     level: int = 0,
 ) -> None:
     """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`.
 
-    x may be normalised, both may be float8, and there may be a matrix `ahead`, as in
-    `launch_few_rows`.
+    x may be normalised, and both be float8, as in `launch_few_rows`.
     """
     values = (out, x if bias is None else bias)
     options = (int(bias is not None), int(adds))
@@ -191,7 +177,6 @@ def product(
         scales=scales,
         gain=gain,
         epsilon=epsilon,
-        ahead=ahead,
         level=level,
     )
 
@@ -246,13 +231,11 @@ def gated_product(
     scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
-    ahead: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
     """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up.
 
-    x may be normalised, both may be float8, and there may be a matrix `ahead`, as in
-    `launch_few_rows`.
+    x may be normalised, and both be float8, as in `launch_few_rows`.
     """
     out = x.new_empty(len(x), len(weight) // 2)
     launch_few_rows(
@@ -266,7 +249,6 @@ def gated_product(
         scales=scales,
         gain=gain,
         epsilon=epsilon,
-        ahead=ahead,
         level=level,
     )
     return out

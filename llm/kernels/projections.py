@@ -72,14 +72,12 @@ def project_heads(
     num_heads: int,
     scales: Tensor | None = None,
     bias: Tensor | None = None,
-    ahead: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
     """Return rotated queries [T, H, D] of x [T, K]; store keys and values in their slots.
 
     `weight` [(H + 2 × Hkv) × D, K], `rotations` complex64 [T, 1, D/2]; x is normalised. With
-    `scales` the matrix and x are float8, and there may be a matrix `ahead`, as in
-    `launch_few_rows`.
+    `scales` the matrix and x are float8 as in `launch_few_rows`.
     """
     _, page_size, num_kv_heads, size = target.keys.shape
     query = x.new_empty(len(x), num_heads, size)
@@ -100,7 +98,6 @@ def project_heads(
         scales=scales,
         gain=gain,
         epsilon=epsilon,
-        ahead=ahead,
         level=level,
     )
     return query

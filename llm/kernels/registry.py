@@ -75,7 +75,9 @@ class KernelSet:
     when it begins, and loads weights until it needs the predecessor's results.
     """
     reads_ahead: bool = False
-    """Whether kernels bring into the cache what is read next, see `llm.memory.fetch`."""
+    """Whether attention brings keys and values into the cache before they are read, see
+    `llm.memory.fetch`.
+    """
 
     @classmethod
     def choose(cls, *, vendor_blas: bool, experimental: bool, launch_level: int) -> KernelSet:

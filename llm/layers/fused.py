@@ -23,8 +23,6 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +55,7 @@ from llm.parallel.group import Group
 
 class Matrix(NamedTuple):
     """A linear layer without adapters, in floating point, float8 or packed. Its methods are the
-    kernels for few rows, and return False or None for more. `ahead` is the matrix that is
-    multiplied next.
+    kernels for few rows, and return False or None for more.
     """
 
     weight: Tensor | Words  # [N, K]
@@ -81,14 +78,7 @@ class Matrix(NamedTuple):
         )
 
     def multiply(
-        self,
-        x: Tensor,
-        out: Tensor,
-        norm: RMSNorm | None,
-        level: int,
-        *,
-        adds: bool = False,
-        ahead: Tensor | None = None,
+        self, x: Tensor, out: Tensor, norm: RMSNorm | None, level: int, *, adds: bool = False
     ) -> bool:
         """Compute out = norm(x) Wᵀ (+ bias), or add it to `out`."""
         given: dict[str, Any] = {"bias": self.bias, "adds": adds, "level": level}
@@ -101,12 +91,10 @@ class Matrix(NamedTuple):
             return True
         blocks = self.blocks(len(x))
         if blocks is not None:
-            product(x, self.weight, out, blocks, scales=self.scales, ahead=ahead, **given)
+            product(x, self.weight, out, blocks, scales=self.scales, **given)
         return blocks is not None
 
-    def gated(
-        self, x: Tensor, norm: RMSNorm, level: int, ahead: Tensor | None = None
-    ) -> Tensor | None:
+    def gated(self, x: Tensor, norm: RMSNorm, level: int) -> Tensor | None:
         """Return silu(gate (norm x)) × up (norm x) for a matrix of gate and up."""
         given: dict[str, Any] = {"gain": norm.gain, "epsilon": norm.epsilon, "level": level}
         if isinstance(self.weight, Words):
@@ -116,17 +104,10 @@ class Matrix(NamedTuple):
         blocks = self.blocks(len(x), parts=2)
         if blocks is None:
             return None
-        return gated_product(x, self.weight, blocks, scales=self.scales, ahead=ahead, **given)
+        return gated_product(x, self.weight, blocks, scales=self.scales, **given)
 
     def project(
-        self,
-        x: Tensor,
-        norm: RMSNorm,
-        rotations: Tensor,
-        target: KVSlots,
-        *,
-        ahead: Tensor | None = None,
-        **given: Any,
+        self, x: Tensor, norm: RMSNorm, rotations: Tensor, target: KVSlots, **given: Any
     ) -> Tensor | None:
         """Return rotated queries, and store keys and values; `given` are `num_heads` and `level` of
         `project_heads`.
@@ -139,8 +120,9 @@ class Matrix(NamedTuple):
         blocks = self.blocks(len(x))
         if blocks is None:
             return None
-        others |= {"scales": self.scales, "ahead": ahead}
-        return project_heads(x, self.weight, rotations, target, blocks, **others, **given)
+        return project_heads(
+            x, self.weight, rotations, target, blocks, scales=self.scales, **others, **given
+        )
 
 
 def matrix_of(linear: Linear) -> Matrix | None:
@@ -178,20 +160,10 @@ def kernel_matrix(linear: Linear, name: str, kernels: KernelSet) -> Matrix | Non
     return matrix if matrix.weight.dtype.itemsize <= 2 else None
 
 
-def normed_input(
-    x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool, ahead: Tensor | None = None
-) -> Any:
-    """Return the norm of x [T, K], rounded for a layer that takes float8. `ahead`: the matrix that
-    is multiplied next.
-    """
+def normed_input(x: Tensor, norm: RMSNorm, level: int, *, is_float8: bool) -> Any:
+    """Return the norm of x [T, K], rounded for a layer that takes float8."""
     function = normalise_quantized if is_float8 else normalise
-    return function(x, norm.gain, norm.epsilon, ahead=ahead, level=level)
-
-
-def weight_of(linear: Linear) -> Tensor | None:
-    """Return the matrix that a product reads as a whole, or None."""
-    matrix = matrix_of(linear)
-    return matrix.weight if matrix is not None and isinstance(matrix.weight, Tensor) else None
+    return function(x, norm.gain, norm.epsilon, level=level)
 
 
 def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
@@ -206,8 +178,6 @@ class NormedProduct:
 
     def __init__(self, norm: RMSNorm, linear: Linear, kernels: KernelSet) -> None:
         self.matrix = kernel_matrix(linear, "product", kernels)
-        self.weight = weight_of(linear) if kernels.reads_ahead else None
-        self.ahead: Tensor | None = None
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
@@ -221,11 +191,11 @@ class NormedProduct:
         matrix, norm = self.matrix, self.norm
         if matrix is not None and len(x) <= MAX_ROWS:
             target = x.new_empty(len(x), matrix.weight.shape[0]) if out is None else out
-            if matrix.multiply(x, target, norm, self._level, ahead=self.ahead):
+            if matrix.multiply(x, target, norm, self._level):
                 return target
         if out is None:
-            return self._linear(self._normed(x, is_float8=self._is_float8))
-        normed = self._normed(x, is_float8=False)
+            return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
+        normed = normalise(x, norm.gain, norm.epsilon, level=self._level)
         if matrix is None or matrix.bias is not None:
             return out.copy_(self._linear(normed))
         if isinstance(matrix.weight, Words):
@@ -246,10 +216,7 @@ class NormedProduct:
         """Return the same, or a product whose scales its reader applies."""
         if self._scaling is None or (self.matrix is not None and len(x) <= MAX_ROWS):
             return self(x)
-        return self._scaling.multiply(self._normed(x, is_float8=True))
-
-    def _normed(self, x: Tensor, *, is_float8: bool) -> Any:
-        return normed_input(x, self.norm, self._level, is_float8=is_float8, ahead=self.weight)
+        return self._scaling.multiply(normed_input(x, self.norm, self._level, is_float8=True))
 
 
 def add(x: Tensor, added: ScaledProduct | None, level: int) -> None:
@@ -267,36 +234,31 @@ class GatedProduct:
         """`quantizes`: the result of many rows is rounded for a layer that takes float8."""
         matrix = kernel_matrix(gate_up, "gated_product", kernels)
         self.matrix = None if matrix is None or matrix.bias is not None else matrix
-        self.weight = weight_of(gate_up) if kernels.reads_ahead else None
-        self.ahead: Tensor | None = None
         if isinstance(gate_up, PackedLinear) and gate_up.out_features % (2 * OUTPUTS):
             self.matrix = None
         self._norm = norm
         self._gate_up = gate_up
         self._is_float8 = takes_float8(gate_up)
         self._scaling = scaling_layer(gate_up, kernels) if quantizes else None
-        self._gate: Any = gate_quantized if quantizes else gate
+        self._gate = gate_quantized if quantizes else gate
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, added: ScaledProduct | None = None) -> Tensor | Float8Rows:
         """Return [T, I] for x [T, K], after `added` is added to x."""
         matrix, norm, level = self.matrix, self._norm, self._level
         if added is not None and self._is_float8:
-            normed = normalise_quantized(
-                x, norm.gain, norm.epsilon, added=added, ahead=self.weight, level=level
-            )
+            normed = normalise_quantized(x, norm.gain, norm.epsilon, added=added, level=level)
             return self._gated(normed)
         add(x, added, level)
-        found = None if matrix is None else matrix.gated(x, norm, level, self.ahead)
+        found = None if matrix is None else matrix.gated(x, norm, level)
         if found is not None:
             return found
-        return self._gated(
-            normed_input(x, norm, level, is_float8=self._is_float8, ahead=self.weight)
-        )
+        return self._gated(normed_input(x, norm, level, is_float8=self._is_float8))
 
     def _gated(self, normed: Any) -> Tensor | Float8Rows:
-        multiply = self._gate_up if self._scaling is None else self._scaling.multiply
-        return self._gate(multiply(normed), ahead=self.ahead, level=self._level)
+        if self._scaling is not None:
+            return gate_quantized(self._scaling.multiply(normed), level=self._level)
+        return self._gate(self._gate_up(normed), level=self._level)
 
 
 class AddedProduct:
@@ -310,8 +272,6 @@ class AddedProduct:
         self._sums = group.size > 1
         self._plain = plain_matrix(linear)
         self.matrix: Matrix | None = None
-        self.weight = weight_of(linear) if kernels.reads_ahead else None
-        self.ahead: Tensor | None = None
         if not self._sums or self._mailbox is not None:
             self.matrix = kernel_matrix(linear, "product", kernels)
         if self._mailbox is not None and self.matrix is not None:
@@ -337,7 +297,7 @@ class AddedProduct:
         plain, matrix = self._plain, self.matrix
         is_few = matrix is not None and len(x) <= MAX_ROWS
         if self._is_float8 and not is_few and not isinstance(y, Float8Rows):
-            y = quantize(y, ahead=self.weight, level=self._level)
+            y = quantize(y, level=self._level)
         if isinstance(y, Float8Rows) and self._scaling is not None:
             return self._scaling.multiply(y)
         if isinstance(y, Float8Rows):
@@ -354,7 +314,7 @@ class AddedProduct:
         """Add with a kernel for few rows; False: there is none."""
         mailbox = self._mailbox
         if mailbox is None:
-            return matrix.multiply(y, x, None, self._level, adds=True, ahead=self.ahead)
+            return matrix.multiply(y, x, None, self._level, adds=True)
         blocks, weight = matrix.blocks(len(x)), matrix.weight
         if blocks is None or not isinstance(weight, Tensor):
             return False
@@ -376,16 +336,6 @@ class AddedProduct:
         add_parcels(x, self._mailbox, level=self._level)
 
 
-AnyProduct = NormedProduct | GatedProduct | AddedProduct
-
-
-def look_ahead(products: Sequence[AnyProduct | None]) -> None:
-    """Tell each product of a sequence which matrix is multiplied next."""
-    for earlier, later in pairwise(products):
-        if earlier is not None and later is not None:
-            earlier.ahead = later.weight
-
-
 class FusedMLP:
     """Computes x += mlp(norm x)."""
 
@@ -395,9 +345,9 @@ class FusedMLP:
         self._down = AddedProduct(mlp.down, mlp.group, kernels, mailbox=1)
 
     @property
-    def products(self) -> tuple[AnyProduct, ...]:
-        """Its two products, in order."""
-        return self._gate_up, self._down
+    def num_kernel_products(self) -> int:
+        """Number of its two matrices that built-in kernels multiply with."""
+        return sum(part.matrix is not None for part in (self._gate_up, self._down))
 
     def __call__(self, x: Tensor, added: ScaledProduct | None) -> None:
         """Update x [T, hidden] in place, after `added` is added to it."""
@@ -407,7 +357,7 @@ class FusedMLP:
 class NormedMLP:
     """The same for an MLP that is computed by its own layer."""
 
-    products = (None,)
+    num_kernel_products = 0
 
     def __init__(self, norm: RMSNorm, mlp: MLP, kernels: KernelSet) -> None:
         self._norm, self._mlp, self._level = norm, mlp, kernels.launch_level
@@ -438,14 +388,10 @@ class FusedLayer:
         self._level = kernels.launch_level
 
     @property
-    def products(self) -> tuple[AnyProduct | None, ...]:
-        """Its products, in order; None for what is computed by another layer."""
-        return self._qkv, self._output, *self._mlp.products
-
-    @property
     def num_kernel_products(self) -> int:
         """Number of its four matrices that built-in kernels multiply with."""
-        return sum(part is not None and part.matrix is not None for part in self.products)
+        own = sum(part.matrix is not None for part in (self._qkv, self._output))
+        return own + self._mlp.num_kernel_products
 
     def __call__(self, x: Tensor, rotations: Tensor, cache: KVCacheInputs) -> None:
         """See `Layer`."""
@@ -462,7 +408,6 @@ class FusedLayer:
                 rotations,
                 target,
                 num_heads=shape.num_heads,
-                ahead=self._qkv.ahead,
                 level=self._level,
             )
             if query is not None:
@@ -496,16 +441,16 @@ class FusedHead:
     """The head of a model: the kernel writes float32 logits."""
 
     def __init__(self, reference: LogitsHead, kernels: KernelSet) -> None:
-        self.product = NormedProduct(reference.norm, reference.linear, kernels)
+        self._product = NormedProduct(reference.norm, reference.linear, kernels)
         self._vocab_size = reference.linear.out_features
 
     @property
     def num_kernel_products(self) -> int:
         """1 if a built-in kernel multiplies, else 0."""
-        return int(self.product.matrix is not None)
+        return int(self._product.matrix is not None)
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Head`."""
         if out is None:
             out = hidden.new_empty(len(hidden), self._vocab_size, dtype=torch.float32)
-        return self.product(hidden, out)
+        return self._product(hidden, out)

@@ -33,14 +33,11 @@ def create_stack(
         return Stack(tuple(CompiledLayer(layer, compiler) for layer in layers), head)
     if not kernels:
         return Stack(tuple(layers), head)
-    from llm.layers.fused import FusedHead, FusedLayer, look_ahead  # imports Triton
+    from llm.layers.fused import FusedHead, FusedLayer  # imports Triton
 
     fused = tuple(FusedLayer(layer, kernels) for layer in layers)
     num_own = sum(layer.num_kernel_products for layer in fused)
-    products = [product for layer in fused for product in layer.products]
     if head is None:
-        look_ahead(products)
         return Stack(fused, None, num_own)
     fused_head = FusedHead(head, kernels)
-    look_ahead([*products, fused_head.product])
     return Stack(fused, fused_head, num_own + fused_head.num_kernel_products)

@@ -5,7 +5,6 @@ level.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -74,8 +73,7 @@ def test_a_product(rows: int, num_out: int, num_in: int) -> None:
 
         def run(level: int, blocks: Blocks = blocks) -> Tensor:
             out = torch.empty(rows, num_out, device="cuda")
-            given: dict[str, Any] = {"gain": gain, "epsilon": EPSILON, "bias": bias}
-            product(x, weight, out, blocks, ahead=weight, level=level, **given)
+            product(x, weight, out, blocks, gain=gain, epsilon=EPSILON, bias=bias, level=level)
             return out
 
         found = run(0)
@@ -95,7 +93,7 @@ def test_products_that_add_and_that_gate(rows: int) -> None:
         out = old.clone()
         product(x, weight, out, Blocks(4, 1024, 8), adds=True, level=level)
         assert relative_error(out, old.double() + expected) < TOLERANCE
-        gated = gated_product(x, weight, Blocks(2, 1024, 4, 132), ahead=weight, level=level)
+        gated = gated_product(x, weight, Blocks(2, 1024, 4, 132), level=level)
         gate, up = expected.chunk(2, dim=1)
         assert relative_error(gated, F.silu(gate) * up) < TOLERANCE
 
@@ -183,10 +181,10 @@ def test_norm_and_gate() -> None:
     for size in (896, 2048, 3072):
         x, gain = normal(37, size), normal(size)
         for level in (0, 1, 2):
-            found = normalise(x, gain, EPSILON, ahead=x, level=level)
+            found = normalise(x, gain, EPSILON, level=level)
             assert relative_error(found, normalised(x, gain)) < TOLERANCE
             left, right = x.double().chunk(2, dim=1)
-            assert relative_error(gate(x, ahead=x, level=level), F.silu(left) * right) < TOLERANCE
+            assert relative_error(gate(x, level=level), F.silu(left) * right) < TOLERANCE
 
 
 @pytest.mark.parametrize("rows", [3, 17, 64])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,9 +71,7 @@ from llm.layers.groups import Groups
 from llm.layers.linear import Linear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.split_depth import SplitFrames
-from llm.layers.stack import create_stack
 from llm.layers.weight import LinearWeight
-from llm.memory.fetch import AHEAD_BYTES, ahead_of
 from llm.parallel.group import NullGroup
 from llm.request import FrameShape
 from tests.llm.kernels.cuda_emulator import EmulatedKernel
@@ -527,38 +524,6 @@ def test_a_layer_with_experts() -> None:
     found, _ = parts.run(ALL, x)
     assert relative_error(found - x, expected - x) < 0.02
     assert FusedLayer(parts.counterpart, ALL).num_kernel_products == 2
-
-
-def test_products_know_the_next_matrix() -> None:
-    parts, sparse = Parts(), Parts()
-    separate, _ = experts_of(ExpertCase(6, 2), HALF)
-    router = plain().linear(LinearWeight(normal(6, sparse.hidden)))
-    experts = SparseExperts(router, separate, None, NullGroup())
-    sparse.counterpart = replace(sparse.counterpart, mlp=experts)
-    layers = [parts.counterpart, sparse.counterpart, parts.counterpart]
-    experimental = {"vendor_blas": False, "experimental": True}
-    stack = create_stack(layers, parts.head, KernelSet.choose(**experimental, launch_level=2))
-    assert isinstance(stack.head, FusedHead)
-    products = [one for layer in stack.layers for one in layer.products]
-    assert [one is None for one in products] == [n == 6 for n in range(11)]
-    products.append(stack.head.product)
-    for earlier, later in pairwise(products):
-        if earlier is not None and later is not None:
-            assert earlier.ahead is later.weight
-    assert products[0].ahead is not None
-    assert products[5].ahead is products[-1].ahead is None
-    assert create_stack(layers, parts.head, ALL).layers[0].products[0].ahead is None
-
-
-@pytest.mark.parametrize("num_bytes", [16, 48, 4096, 100_000, 9_000_000])
-@pytest.mark.parametrize("num_programs", [1, 7, 192])
-def test_programs_share_the_beginning_of_a_matrix(num_bytes: int, num_programs: int) -> None:
-    matrix = torch.zeros(num_bytes, dtype=torch.uint8)
-    found, size, share = ahead_of(matrix, normal(1), num_programs)
-    assert found is matrix
-    assert size == min(num_bytes, AHEAD_BYTES) // 16 * 16
-    assert share % 16 == 0
-    assert size <= num_programs * share < size + 16 * num_programs
 
 
 def test_a_layer_over_a_backend_that_stores_for_itself() -> None:
