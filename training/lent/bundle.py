@@ -22,7 +22,7 @@ import numpy as np
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.network import needed_to_speak
 from training.kokoro.packages import SYMBOLS
-from training.kokoro.phonemes import ACCENTS, table
+from training.kokoro.phonemes import accents_in, table
 from training.kokoro.style import thin
 from training.kokoro.weights import copy_without
 from training.speech_codec.coder import CODER_FILE
@@ -70,7 +70,7 @@ def _machine(args: argparse.Namespace, out: Path) -> None:
 
 def _texts(args: argparse.Namespace, out: Path) -> None:
     (out / "phonemes").mkdir()
-    for accent in ACCENTS:
+    for accent in accents_in(args.phonemes):
         shutil.copy(table(args.phonemes, accent), out / "phonemes")
     shutil.copy(CODER_FILE, out)
     if args.clips:

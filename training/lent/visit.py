@@ -147,7 +147,8 @@ class Visit:
         args = self.args
         self.processes.start(name, gpu, "training.kokoro.studio", [
             "--teacher", args.teacher, "--package", args.package, "--phonemes", args.phonemes,
-            "--seed", seed, "--lines", args.lines, "--named", args.named, *arguments,
+            "--seed", seed, "--lines", args.lines, "--named", args.named,
+            "--spanish", args.spanish, *arguments,
         ])  # fmt: skip
 
     def _speak(self) -> None:
@@ -297,6 +298,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
     )
+    parser.add_argument("--spanish", type=float, default=0.0, help="of sessions: Spanish lines")
     parser.add_argument("--lines", type=int, default=8, help="per session")
     return parser
 

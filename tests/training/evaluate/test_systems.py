@@ -22,7 +22,7 @@ from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters
 from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.skipped import hearing
-from training.evaluate.systems import Teacher, each, looked_up, speaker_of
+from training.evaluate.systems import THEIRS, Teacher, each, looked_up, speaker_of
 from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
 from training.kokoro.phonemes import write_table
@@ -244,8 +244,7 @@ def test_words_of_the_teachers_codes_are_aligned(teacher: Teacher) -> None:
 
 
 def test_a_neighbour_has_the_same_accent_and_sex() -> None:
-    names = {ours: theirs for theirs, ours in NAMES.items()}
-    for voice in names:
-        other = neighbour(voice, tuple(names))
+    for voice, theirs in THEIRS.items():
+        other = neighbour(voice, tuple(THEIRS))
         assert other != voice
-        assert names[other][:2] == names[voice][:2]
+        assert THEIRS[other][:2] == theirs[:2]
