@@ -6,10 +6,11 @@
         --out runs/voice
     python -m tts.say --model runs/voice -v hazel "Good morning."
 
-voices.json and lm.json are read next to --lm. The language model is stored in int8 with one scale
-per row, the codec's decoder in int8, its encoder of voices in float16, as its codes depend on it.
-The coder is left out: the service never encodes what is said. Word times need a folder OUT/aligner,
-which `training.aligner` writes; MODEL_CARD.md is written by hand.
+voices.json and lm.json are read next to --lm, whose weights may be int8. The language model is
+stored in int8 with one scale per row, the codec's decoder in int8, its encoder of voices in
+float16, as its codes depend on it. The coder is left out: the service never encodes what is said.
+Word times need a folder OUT/aligner, which `training.aligner` writes; MODEL_CARD.md is written by
+hand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from training.export import llama_config, write_json
 from training.kokoro.packages import symbols
 from training.kokoro.style import SPANISH
-from training.llama import quantise
+from training.llama import quantise, whole
 from training.speech_codec.checkpoint import (
     DECODER,
     VOICE_ENCODER,
@@ -61,7 +62,7 @@ CHAT_TEMPLATE = (
 def export_language_model(weights: Path, out: Path) -> int:
     """Write config.json and model.safetensors; the size of the codebook."""
     sizes = json.loads(weights.with_name("lm.json").read_text(encoding="utf-8"))
-    state = {name: value.float() for name, value in load_file(weights).items()}
+    state = whole(load_file(weights))
     config = llama_config(state, HEAD_DIM) | {"max_position_embeddings": sizes["max_tokens"]}
     write_json(out / "config.json", config)
     save_file(quantise(state), out / "model.safetensors", metadata={"format": "pt"})
