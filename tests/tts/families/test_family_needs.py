@@ -214,6 +214,25 @@ def test_the_voice_of_a_request_decides_the_language(
     assert texts == [b"deux ans.", b"two years."]
 
 
+@pytest.mark.parametrize(
+    ("voice", "language", "text"),
+    [
+        (Voice("v", language_codes=("es",)), "es", "Sí, dos años"),
+        (Voice("v", language="es-MX"), "es-MX", "Sí, dos años"),
+        (Voice("v", language_codes=("fr",)), "en", "Si, two anos"),
+        (Voice("v", language_codes=("en-US", "es")), "en", "Si, two anos"),
+        (None, "en", "Si, two anos"),
+    ],
+)
+def test_an_ascii_model_may_read_the_letters_of_some_languages(
+    voice: Voice | None, language: str, text: str
+) -> None:
+    traits = FamilyTraits(ascii_only=True, languages=("es",))
+    options = traits.text_options(None, voice)
+    assert options.language == language
+    assert [segment.text for segment in split_text("Sí, 2 años", options)] == [text]
+
+
 def test_the_language_of_a_request_reaches_its_text(
     client: RampClient, tiny_checkpoint: Path
 ) -> None:
