@@ -18,7 +18,7 @@ from tts.families.espeak import EspeakPhonemes
 from tts.families.llasa import LlasaFamily
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
-from tts.text.lexicon.entries import Alphabet, Pronunciation
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.markup.ssml import read_ssml
 from tts.text.segmenter import TextNormalization, TextOptions, split_text
 from tts.voices.types import Voice, VoicePrompt
@@ -231,6 +231,10 @@ def test_an_ascii_model_may_read_the_letters_of_some_languages(
     options = traits.text_options(None, voice)
     assert options.language == language
     assert [segment.text for segment in split_text("Sí, 2 años", options)] == [text]
+    lexicon = Lexicon.of([Pronunciation("años", "eras")], ascii_only=traits.ascii_only)
+    told = replace(options, lexicons=(lexicon,))
+    (said,) = split_text("Sí, 2 años", told)
+    assert said.text.endswith("eras")
 
 
 def test_the_language_of_a_request_reaches_its_text(
