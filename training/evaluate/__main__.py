@@ -32,11 +32,10 @@ from training.evaluate import (
     timings,
     voices,
 )
-from training.speech_codec.coder import CODER_FILE
+from training.speech_codec.coder import CODER_FILE, READER_FILE
 from training.speech_lm.writer import TEMPERATURE
 from tts.config.defaults import embedded_folder
 
-READER_FILE = CODER_FILE.with_name("reader.safetensors")
 EMBEDDED_LM = embedded_folder() / "model.safetensors"
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
