@@ -3,7 +3,7 @@
 No package has a recogniser of Spanish with its weights. So phones are read from the codes, which
 judges the language model, and an English recogniser writes down what it hears: it writes Spanish
 speech almost as Spanish is spelled, and the teacher's in the same run says how much it errs. The
-judge of naturalness does not know languages: it alone would pass what nobody understands.
+judge of naturalness knows no language: it alone would pass what cannot be understood.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_a_language_chooses_its_voice_which_reads_its_letters(bilingual: Service
     assert said_in_spanish != said(bilingual, request("adios", voice=voice))
 
 
-def test_english_is_read_as_before_beside_another_language(bilingual: Service) -> None:
+def test_english_is_read_as_before_next_to_another_language(bilingual: Service) -> None:
     synthesizer, prompts = bilingual.synthesizer, bilingual.prompts
     assert synthesizer is not None
     hazel = synthesizer.voices.get("hazel")

@@ -87,7 +87,7 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     assert kept["af_one"] == [9] * VOICE_TOKENS
 
 
-def test_a_language_model_of_english_goes_on_with_spanish(
+def test_a_language_model_of_english_learns_spanish(
     flags: list[str], tmp_path: Path, capsys
 ) -> None:
     train([*flags, "--steps", "30", "--lr", "1e-2"])
