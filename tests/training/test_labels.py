@@ -33,6 +33,13 @@ def test_punctuation_is_not_part_of_a_word() -> None:
     assert times("ba . g", "bah - go") == [("bah", 1, 6), ("go", 21, 28)]
 
 
+def test_letters_with_an_accent_are_letters() -> None:
+    texts = Texts([[], [], ["bˈo ˈi eg\t¿Bó é ig?"]], Symbols(KNOWN))
+    found = word_times(texts, 0, np.ones(11, np.uint8))
+    assert [word.text for word in found] == ["Bó", "é", "ig?"]
+    assert letters_of("é") == letters_of("e")
+
+
 @pytest.mark.parametrize(
     ("phonemes", "text"),
     [

@@ -5,8 +5,9 @@
 `natural`: naturalness and misheard words; `voices`: whether every named voice is told from the
 others; `cloning`: voices of clips, `people`: of recordings; `prosody`: questions and durations;
 `timings`: times of words; `skipped`: missing and doubled words of hard texts; `phonemes`: IPA in a
-request, and of a text; `codes`: made-up words and questions by the language model alone. The lines
-are held out of training. All need `.[teacher,listeners]`, and all but `people` a prepared teacher
+request, and of a text; `codes`: made-up words and questions by the language model alone;
+`spanish`: sentences of the Spanish voices, where a model has some. The lines are held out of
+training. All need `.[teacher,listeners]`, and all but `people` a prepared teacher
 (`training.lent.prepare`).
 """
 
@@ -20,12 +21,21 @@ from pathlib import Path
 import torch
 
 from benchmarks.skipped import add_options
-from training.evaluate import cloning, codes, natural, phonemes, prosody, skipped, timings, voices
-from training.speech_codec.coder import CODER_FILE
+from training.evaluate import (
+    cloning,
+    codes,
+    natural,
+    phonemes,
+    prosody,
+    skipped,
+    spanish,
+    timings,
+    voices,
+)
+from training.speech_codec.coder import CODER_FILE, READER_FILE
 from training.speech_lm.writer import TEMPERATURE
 from tts.config.defaults import embedded_folder
 
-READER_FILE = CODER_FILE.with_name("reader.safetensors")
 EMBEDDED_LM = embedded_folder() / "model.safetensors"
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -77,6 +87,13 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--words", type=int, default=500, help="made up")
     command.add_argument("--lines", type=int, help="written, only the first N")
     command.add_argument("--seed", type=int, default=0, help="of the words")
+    command = add(commands, "spanish", spanish.run, "Spanish sentences")
+    command.add_argument("--moonshine", type=Path, required=True, help="the recogniser's folder")
+    command.add_argument("--reader", type=Path, default=READER_FILE, help="that reads the codes")
+    command.add_argument("--coder", type=Path, default=CODER_FILE, help="that wrote the codes")
+    command.add_argument("--spelled", type=Path, help="tables of phonemes, without phonemisers")
+    command.add_argument("--sentences", type=int, help="only the first N")
+    command.add_argument("--out", type=Path, help="folder for the clips")
     command = add(commands, "codes", codes.run, "the language model alone")
     command.add_argument("--weights", type=Path, default=EMBEDDED_LM, help="voices.json next to it")
     command.add_argument("--reader", type=Path, default=READER_FILE, help="that reads the codes")

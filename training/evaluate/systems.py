@@ -14,9 +14,9 @@ from benchmarks.report import lines_of
 from benchmarks.understood import HELD_OUT, SEED, Clip, Speaker
 from training.kokoro.network import SAMPLE_RATE
 from training.kokoro.packages import symbols
-from training.kokoro.phonemes import ACCENTS, Speller, ids_of, read_table, table
+from training.kokoro.phonemes import ACCENTS, Speller, accents_in, ids_of, read_table, table
 from training.kokoro.studio import Session, Studio
-from training.kokoro.style import Voice
+from training.kokoro.style import SPANISH, Voice
 from training.speech_codec.clips import TEXTS, Line, say
 from training.speech_codec.coder import Coder
 from training.speech_codec.tokenise import codes_of_lines
@@ -24,7 +24,9 @@ from training.speech_lm.names import NAMES
 from tts.api.voice import LoadedVoice
 
 AT_ONCE = 8  # lines that our voice speaks in one batch
-THEIRS = {ours: theirs for theirs, ours in NAMES.items()}
+THEIRS = {ours: theirs for theirs, ours in NAMES.items() if theirs not in SPANISH}
+"""The teacher's voices that the English ones learned from."""
+SPANISH_VOICES = {NAMES[name]: voice for name, voice in SPANISH.items()}
 """The teacher's names of the voices, by ours."""
 VoicedLine = tuple[str, str]
 """A text and our name of the voice that speaks it."""
@@ -54,13 +56,14 @@ class Teacher:
         studio = Studio.open(folder, torch.device(device))
         spell: dict[str, Callable] = {
             accent: looked_up(table(spelled, accent)) if spelled else Speller(accent)
-            for accent in ACCENTS
+            for accent in (accents_in(spelled) if spelled else ACCENTS)
         }
         return cls(studio, symbols(package), spell)
 
     def voice(self, name: str) -> Voice:
         """Return a mixture, or the voice that one of ours learned from."""
-        return self.mixtures.get(name) or Voice.named(THEIRS[name])
+        mixture = self.mixtures.get(name) or SPANISH_VOICES.get(name)
+        return mixture or Voice.named(THEIRS[name])
 
     def phonemes(self, text: str, voice: str) -> str:
         """Return the symbols of a text in a voice's accent."""

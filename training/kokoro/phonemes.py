@@ -2,12 +2,15 @@
 
     python -m training.kokoro.phonemes --lines runs/lines.txt --package runs/teacher/package \
         --out runs/phonemes [--made-up 30000]
+    python -m training.kokoro.phonemes --lines runs/spanish.txt --package runs/teacher/package \
+        --out runs/phonemes --accents e
 
 Needs the packages misaki, spacy, textblob, phonemizer-fork and espeakng-loader (training only).
-misaki asks spaCy for words with Penn tags. Here spaCy's rules split the words, and TextBlob's
-tagger names their parts of speech; words that misaki's lexicon lacks are said as espeak-ng does.
-With --made-up each accent has so many more lines, with words that exist in no language
-(`training.kokoro.made_up`).
+misaki asks spaCy for English words with Penn tags. Here spaCy's rules split the words, and
+TextBlob's tagger names their parts of speech; words that misaki's lexicon lacks are said as
+espeak-ng does. Spanish is said as espeak-ng does, which is what misaki does for the teacher's own
+Spanish. With --made-up each English accent has so many more lines, with words that exist in no
+language (`training.kokoro.made_up`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from pathlib import Path
 from training.kokoro.made_up import Lines
 from training.kokoro.packages import symbols
 
-ACCENTS = {"a": False, "b": True}  # American, British
+ENGLISH = {"a": False, "b": True}  # American, British
+SPANISH = "e"  # that of Spain
+ACCENTS = (*ENGLISH, SPANISH)
+"""Letters of the teacher's voices; plans, takes and tokens have an accent's place here."""
 # Tags that misaki compares, by what the word is; the tagger was made for words only.
 PUNCTUATION = (
     (r"[.!?…]+", "."),
@@ -113,7 +119,10 @@ class Speller:
     def __init__(self, accent: str) -> None:
         from misaki import en, espeak
 
-        british = ACCENTS[accent]
+        if accent == SPANISH:
+            self._rules = espeak.EspeakG2P(language="es")
+            return
+        british = ENGLISH[accent]
         self._rules = en.G2P.__new__(en.G2P)  # its own start would fetch spaCy's model
         self._rules.version, self._rules.british, self._rules.unk = None, british, ""
         self._rules.nlp, self._rules.lexicon = Tagger(), en.Lexicon(british)
@@ -143,6 +152,11 @@ def table(folder: Path, accent: str) -> Path:
     return folder / f"{accent}.tsv.xz"
 
 
+def accents_in(folder: Path) -> list[str]:
+    """The accents of a folder's tables: both of English, and Spanish where there is a table."""
+    return [accent for accent in ACCENTS if accent in ENGLISH or table(folder, accent).exists()]
+
+
 def write_table(rows: Sequence[str], path: Path) -> None:
     """Rows of text."""
     path.write_bytes(lzma.compress(("\n".join(rows) + "\n").encode()))
@@ -157,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--package", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of a.tsv.xz and b.tsv.xz")
-    parser.add_argument("--accents", nargs="+", choices=sorted(ACCENTS), default=list(ACCENTS))
+    parser.add_argument("--out", type=Path, required=True, help="folder of ACCENT.tsv.xz")
+    parser.add_argument("--accents", nargs="+", choices=ACCENTS, default=list(ENGLISH))
     parser.add_argument("--made-up", type=int, default=0, help="lines with made-up words")
     parser.add_argument("--seed", type=int, default=1, help="of those")
     args = parser.parse_args(argv)
@@ -168,7 +182,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for accent in args.accents:
         pairs = zip(spell_lines(lines, accent, known), lines, strict=True)
         rows = [f"{phonemes}\t{line}" for phonemes, line in pairs if phonemes.strip()]
-        made_up = list(Lines(rows, accent, args.seed).take(args.made_up))
+        count = args.made_up if accent in ENGLISH else 0
+        made_up = list(Lines(rows, accent, args.seed).take(count))
         write_table([*rows, *made_up], table(args.out, accent))
         print(f"{accent}: {len(rows)} of {len(lines)} lines, {len(made_up)} with made-up words")
 

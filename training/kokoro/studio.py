@@ -24,7 +24,7 @@ A take (OUT/take_SEED_NUMBER.npz) holds some sessions, one after the other:
     row           int32 [L]      each line's number in its accent's table of phonemes
     symbols       int32 [L]      its symbols, with the one before and the one after it
     durations     uint8 [D]      of all symbols, in frames of 25 ms
-    voice         int16 [N]      number of a named voice among the English ones, or -1: a mixture
+    voice         int16 [N]      number of a named voice (`StyleBook.named`), or -1: a mixture
     accent        uint8 [N]      number of the accent among the tables
 
 A plan is a take without samples: all that the teacher decides before it speaks, at a fifteenth of
@@ -49,7 +49,7 @@ from training.kokoro.blocks import Pointwise
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.network import FRAME, Curves, Kokoro
 from training.kokoro.packages import symbols
-from training.kokoro.phonemes import ACCENTS, ids_of, read_table, table
+from training.kokoro.phonemes import ACCENTS, accents_in, ids_of, read_table, table
 from training.kokoro.style import NAMED_SHARE, StyleBook, Voice
 from training.kokoro.text import Prosody
 from training.kokoro.weights import unpack
@@ -171,7 +171,7 @@ class Studio:
             "durations": np.concatenate([_durations(line) for line in spoken]).astype(np.uint8),
             "voice": np.array([self.book.number(session.voice) for session in sessions], np.int16),
             "accent": np.array(
-                [tuple(ACCENTS).index(session.voice.accent) for session in sessions], np.uint8
+                [ACCENTS.index(session.voice.accent) for session in sessions], np.uint8
             ),
         }
 
@@ -291,11 +291,13 @@ def draw_sessions(
     sizes: tuple[int, int],
     rng: random.Random,
     named: float = NAMED_SHARE,
+    spanish: float = 0.0,
 ) -> list[Session]:
-    """`sizes` voices and lines of each, of its accent ('a' or 'b'); `named`: share of voices."""
+    """`sizes` voices and lines of each, of its accent; `named`: share of voices that are not
+    mixtures, `spanish`: of those that speak Spanish."""
     sessions = []
     for _ in range(sizes[0]):
-        voice = book.draw(rng, named)
+        voice = book.draw(rng, named, spanish)
         table_ = lines[voice.accent]
         rows = tuple(rng.randrange(len(table_)) for _ in range(sizes[1]))
         sessions.append(Session(voice, tuple(table_[row] for row in rows), rows))
@@ -326,7 +328,7 @@ def read_lines(folder: Path, known: dict[str, int]) -> dict[str, list[tuple[int,
         accent: [
             tuple(ids_of(row.split("\t")[0], known)) for row in read_table(table(folder, accent))
         ]
-        for accent in ACCENTS
+        for accent in accents_in(folder)
     }
 
 
@@ -342,6 +344,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
     )
+    parser.add_argument("--spanish", type=float, default=0.0, help="of sessions: Spanish lines")
     parser.add_argument("--silent", action="store_true", help="plans without samples")
     parser.add_argument("--alone", action="store_true", help="takes in the voices' own timbre only")
     parser.add_argument("--seed", type=int, default=0)
@@ -359,7 +362,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def take() -> dict[str, np.ndarray]:
         sizes = args.sessions, args.lines
-        return studio.take(draw_sessions(studio.book, lines, sizes, rng, args.named), timbres)
+        shares = args.named, args.spanish
+        return studio.take(draw_sessions(studio.book, lines, sizes, rng, *shares), timbres)
 
     record(take, args.out, f"{kind}_{args.seed}", args.seconds)
 

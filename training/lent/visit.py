@@ -9,9 +9,11 @@ Everything is in OUT: takes, plans, coder, tokens, codec, lm, and every process'
 --clips FILE (lines that `training.speech_codec.clips --spell` wrote) clips to judge the codec by.
 OUT/status holds one word: synthesis, training, done or failed. The decoder learns on the first GPU,
 all else on the last one; studios speak on all but the last one of several. With --coder FILE codes
-are those of an earlier visit; --start and --lm-start continue its decoder and its language model
-(or that of an exported voice). With --only-lm there are plans and the language model, no sound;
-planners then may be on the last --planner-gpus GPUs, with a process that writes tokens on each.
+are those of an earlier visit; with --reader FILE, too, the coder learns the symbols that English
+lacks, and codes of English stay what they are. --start and --lm-start continue a decoder and a
+language model (or that of an exported voice). With --only-lm there are plans and the language
+model, no sound; planners then may be on the last --planner-gpus GPUs, with a process that writes
+tokens on each.
 What comes after `--` goes to `training.speech_codec.train`, after a second `--` to
 `training.speech_lm.train`.
 """
@@ -147,7 +149,8 @@ class Visit:
         args = self.args
         self.processes.start(name, gpu, "training.kokoro.studio", [
             "--teacher", args.teacher, "--package", args.package, "--phonemes", args.phonemes,
-            "--seed", seed, "--lines", args.lines, "--named", args.named, *arguments,
+            "--seed", seed, "--lines", args.lines, "--named", args.named,
+            "--spanish", args.spanish, *arguments,
         ])  # fmt: skip
 
     def _speak(self) -> None:
@@ -183,12 +186,13 @@ class Visit:
         ])  # fmt: skip
 
     def _write_codes(self) -> None:
-        """The coder, of an earlier visit or from the plans of the first seconds."""
+        """The coder, of an earlier visit or from the plans of the first seconds, or both."""
         args = self.args
         self.coder.parent.mkdir(exist_ok=True)
-        if args.coder:
+        if args.coder and not args.reader:
             shutil.copy(args.coder, self.coder)
             return
+        known = ["--coder", args.coder, "--reader", args.reader, "--new-symbols", args.package]
         while self.processes.are_running("planner") and (
             self.passed < args.coder_after or not self._finished(self.plans)
         ):
@@ -199,6 +203,7 @@ class Visit:
         self.processes.start("coder", self.gpus - 1, "training.speech_codec.train_coder", [
             "--plans", self.plans, "--voices", self.voices, "--out", self.coder.parent,
             "--design", args.design, "--minutes", args.coder_minutes, "--batch", args.coder_batch,
+            *(known if args.coder else ()),
         ])  # fmt: skip
         self.processes.wait("coder")
 
@@ -275,6 +280,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("teacher", "package", "phonemes", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--coder", type=Path, help="codes of an earlier visit")
+    parser.add_argument("--reader", type=Path, help="that reads them; new symbols are learned")
     parser.add_argument("--start", type=Path, help="a decoder to continue")
     parser.add_argument("--lm-start", type=Path, help="a language model to continue")
     parser.add_argument("--clips", type=Path, help="spelled lines of clips to make")
@@ -302,6 +308,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--named", type=float, default=NAMED_SHARE, help="of sessions: named voices"
     )
+    parser.add_argument("--spanish", type=float, default=0.0, help="of sessions: Spanish lines")
     parser.add_argument("--lines", type=int, default=8, help="per session")
     parser.add_argument(
         "--emphasis", type=float, default=0.0, help="semitones by which rising questions rise more"

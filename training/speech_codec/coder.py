@@ -24,6 +24,8 @@ from training.speech_codec.plans import POINT, Plan
 CODER_FILE = Path(__file__).with_name("coder.safetensors")
 """The weights that write the codes. Others write other codes: decoder, language model and aligner
 would have to be trained again."""
+READER_FILE = CODER_FILE.with_name("reader.safetensors")
+"""The weights that read them."""
 CODER = "coder."  # before the names of a file's tensors
 STYLE = 256
 PHONE_DIM = 48

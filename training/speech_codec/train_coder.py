@@ -7,7 +7,9 @@ Plans are those of `training.kokoro.studio --silent`; no sound is needed, so a C
 OUT/coder.safetensors holds both encoders (float16). It never changes afterwards: codec, language
 model and aligner learn from its codes, each by itself. OUT/reader.safetensors holds what read them,
 which only judging needs (`training.evaluate phonemes`). With --coder FILE the encoders are those of
-the file, and a new reader learns to read their codes.
+the file, and a new reader (or that of --reader) learns to read their codes; with --new-symbols
+PACKAGE they also learn the symbols that English does not use, and nothing else: codes of English
+lines stay what they are, and so does all that learned from them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from training.kokoro.packages import symbols
+from training.kokoro.phonemes import ACCENTS, SPANISH
 from training.kokoro.studio import MIDDLING
 from training.kokoro.style import StyleBook
 from training.progress import Mean, Progress, Rate, add_run_arguments, run_to_the_end
@@ -37,12 +42,14 @@ from training.speech_codec.coder import (
 )
 from training.speech_codec.config import DESIGNS, coder_sizes
 from training.speech_codec.plans import CURVE_GRID, POINT, Plan, plan_at
+from training.speech_lm.vocabulary import USED
 
 SHORTEST, LONGEST = 40, 200  # ids of texts whose style rows are learned
 MIDDLING_SHARE = 0.7  # of those at the length that is used
 WARM_STEPS, LAST_RATE = 200, 0.02  # of the learning rate: it rises, its share at the end
 MEAN_EVERY, MEAN_SHARE = 5, 0.02  # steps; of the newest weights in those that are kept
 HELD_OUT = 32  # every so many lines one is not learned from
+HELD_OUT_CROPS = 64
 
 
 class Lines:
@@ -50,11 +57,14 @@ class Lines:
 
     def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
         """Raises ValueError where there are none."""
-        parts: dict[str, list[np.ndarray]] = {"phones": [], "pitch": [], "energy": [], "start": []}
+        names = "phones", "pitch", "energy", "start", "accent"
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
         samples = 0
         for path in paths:
             with np.load(path) as stored:
-                parts["start"].append(stored["lines"][:, 1] + samples)
+                session, first = stored["lines"].T
+                parts["start"].append(first + samples)
+                parts["accent"].append(stored["accent"][session])
                 for name in ("phones", "pitch", "energy"):
                     parts[name].append(stored[name])
                 samples += CURVE_GRID * len(stored["pitch"])
@@ -62,11 +72,16 @@ class Lines:
             raise ValueError("there are no plans to learn from")
         whole = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
         self.takes = {name: value.to(device) for name, value in whole.items()}
-        self.start = self.takes.pop("start")
+        self.start, accent = self.takes.pop("start"), self.takes.pop("accent")
         ends = torch.cat((self.start[1:], torch.tensor([samples], device=device)))
         self.size = ends - self.start
         order = torch.arange(len(self.start), device=device)
-        self.training, self.held_out = order[order % HELD_OUT > 0], order[order % HELD_OUT == 0]
+        is_held_out, is_spanish = order % HELD_OUT == 0, accent == ACCENTS.index(SPANISH)
+        self.training = order[~is_held_out]
+        self.held_out = {
+            "English": order[is_held_out & ~is_spanish],
+            "Spanish": order[is_held_out & is_spanish],
+        }
 
     @property
     def hours(self) -> float:
@@ -99,6 +114,14 @@ class Model(nn.Module):
         return read, (self.reader.style(voice.flatten(1)) - wanted).square().mean()
 
 
+def learn_rows(table: nn.Parameter, rows: Sequence[int]) -> None:
+    """Let these rows of a table learn, and no others."""
+    mask = torch.zeros(len(table), 1)
+    mask[list(rows)] = 1
+    table.requires_grad_()
+    table.register_hook(lambda gradient: gradient * mask.to(gradient.device))
+
+
 def styles(book: StyleBook, count: int, rng: random.Random) -> Tensor:
     """Style vectors of drawn voices, mostly at the length that is used: [count, 256]."""
     lengths = [
@@ -121,15 +144,26 @@ class Trainer:
         pool = styles(book, args.voices_drawn, random.Random(args.seed))
         self.pool = pool.to(self.device)
         self.model = self._model().to(self.device)
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+        rows = self.model.coder.content.phones.weight  # without decay, which changes all of them
+        others = [p for p in self.model.parameters() if p is not rows]
+        groups = [{"params": [rows], "weight_decay": 0.0}, {"params": others}]
+        self.optimiser = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
         self.rate = Rate(args.lr, WARM_STEPS, LAST_RATE)
         self.mean = Mean(self.model, MEAN_EVERY, MEAN_SHARE)
 
     def _model(self) -> Model:
         """Return a new coder, or the one that stays as it is, and a reader."""
-        model = Model(self.sizes)
-        if self.args.coder:
-            model.coder = load_coder(self.args.coder, self.sizes)
+        model, args = Model(self.sizes), self.args
+        if args.reader:
+            stored = load_file(args.reader)
+            model.reader.load_state_dict({name: value.float() for name, value in stored.items()})
+        if args.coder:
+            model.coder = load_coder(args.coder, self.sizes)
+            if args.new_symbols:
+                unused = {
+                    n for symbol, n in symbols(args.new_symbols).items() if symbol not in USED
+                }
+                learn_rows(model.coder.content.phones.weight, sorted(unused))
         else:
             model.coder.style.mean.copy_(self.pool.mean(0).cpu())
             model.coder.style.size.copy_(self.pool.std(0).clamp_min(1e-3).cpu())
@@ -154,18 +188,22 @@ class Trainer:
     @torch.no_grad()
     def held_out(self) -> str:
         """Return what the kept weights read from codes of lines that were not learned from."""
-        model = self.mean.network
-        plan = self.lines.draw(self.lines.held_out, 64, 64, self.sizes)
-        read, style = model(plan, self.pool[:256])
-        _, codes = model.coder.codes(plan)
-        values = ", ".join(f"{k} {v.item():.4f}" for k, v in read._asdict().items())
-        different = f"{len(codes.unique())} of {codes.numel()} codes differ"
-        return f"held out: {values}, style {style.item():.4f}, {different}"
+        model, found = self.mean.network, []
+        for language, lines in self.lines.held_out.items():
+            if not len(lines):
+                continue
+            plan = self.lines.draw(lines, HELD_OUT_CROPS, 64, self.sizes)
+            read, style = model(plan, self.pool[:256])
+            _, codes = model.coder.codes(plan)
+            values = ", ".join(f"{k} {v.item():.4f}" for k, v in read._asdict().items())
+            different = f"{len(codes.unique())} of {codes.numel()} codes differ"
+            found.append(f"{language} {values}, style {style.item():.4f}, {different}")
+        return f"held out: {'; '.join(found)}"
 
     def save(self) -> None:
         """Write the encoders, if they are new, and what reads their codes."""
         kept, out = self.mean.network, self.args.out
-        if not self.args.coder:
+        if self.args.new_symbols or not self.args.coder:
             state = {f"{CODER}{k}": v for k, v in kept.coder.state_dict().items()}
             write(halved(state), out / "coder.safetensors")
         write(halved(kept.reader.state_dict()), out / "reader.safetensors")
@@ -189,6 +227,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_run_arguments(parser)
     parser.add_argument("--design", choices=sorted(DESIGNS), default="source_free")
     parser.add_argument("--coder", type=Path, help="encoders that stay as they are")
+    parser.add_argument(
+        "--new-symbols", type=Path, help="package: symbols that English lacks learn"
+    )
+    parser.add_argument("--reader", type=Path, help="a reader to continue")
     parser.add_argument("--reader-width", type=int, default=0, help="0: as the design says")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=64, help="codes")

@@ -1,7 +1,7 @@
 """Tokenised speech as training sequences.
 
-    voice tokens, then turns: text <start> codes <end>
-    <phonemes> [<british>] text <end of text> symbols <end of text>
+    voice tokens, then turns: [<spanish>] text <start> codes <end>
+    <phonemes> [<british> | <spanish>] text <end of text> symbols <end of text>
 
 A document's turns are lines of one track in any order; the first turn may hold two or three of
 them. Voice tokens are one of the track's rows, or a named voice's fixed one. A text is bytes, or
@@ -21,7 +21,7 @@ from training.documents import target_mask
 from training.kokoro.made_up import NO_LETTERS
 from training.speech_lm.speech import Speech
 from training.speech_lm.texts import Texts
-from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPELLED
+from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPANISH, SPELLED
 from training.vocabulary import (
     END_OF_SPEECH,
     END_OF_TEXT,
@@ -40,6 +40,7 @@ FIXED_SHARE = 0.5  # of a named voice's documents
 PRONOUNCED = 0.1  # as many documents of letters to sounds, to one of speech
 SENTENCES, MOST_WORDS = 0.4, 4  # of those; the others are runs of words
 TEXT, SYMBOLS, WORDS = range(3)
+ACCENT_MARKS = ((), (BRITISH,), (SPANISH,))  # of a pronounced text, by accent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ class Documents:
         turns = [lines[:joined], *(lines[n : n + 1] for n in range(joined, len(lines)))]
         pieces = [self._voice(i, int(self.speech.track[lines[0]]))]
         for turn in turns:
-            text = self._text(self.speech.text[turn].tolist(), int(self.way[i]))
-            pieces += [text, _one(START_OF_SPEECH), self.speech.said(turn), _one(END_OF_SPEECH)]
+            rows = self.speech.text[turn].tolist()
+            mark = _one(SPANISH)[: int(self.texts.spanish[rows[0]])]
+            pieces += [mark, self._text(rows, int(self.way[i]))]
+            pieces += [_one(START_OF_SPEECH), self.speech.said(turn), _one(END_OF_SPEECH)]
         return np.concatenate(pieces)
 
     def _voice(self, i: int, track: int) -> np.ndarray:
@@ -134,7 +137,7 @@ def spoken(speech: Speech, texts: Texts, rng: np.random.Generator) -> Documents:
     track = speech.track[speech.train]
     order = speech.train[np.lexsort((rng.random(len(track)), track))]
     text, sound = texts.text.length, texts.spelled.length
-    most = (text + sound)[speech.text[order]] + speech.code_len[order] + 3
+    most = (text + sound)[speech.text[order]] + speech.code_len[order] + 4
     begins = _begins(speech.track[order], most, BUCKETS[-1] - speech.voice_tokens - 2, rng)
     at = np.flatnonzero(begins)
     count = np.diff(np.append(at, len(order)))
@@ -173,7 +176,8 @@ def lengths(
     codes = np.add.reduceat(speech.code_len[order], at)
     turns = count - joined + 1
     written = np.choose(way, (text, sound + turns, text + sound + count))
-    return speech.voice_tokens + codes + written + 2 * turns + joined - 1
+    marks = np.where(texts.spanish[row[at]], turns, 0)  # a track has one language
+    return speech.voice_tokens + codes + written + marks + 2 * turns + joined - 1
 
 
 def choose_rows(
@@ -220,9 +224,8 @@ class Pronounced:
 
 
 def _pronounced(accent: int, text: bytes, symbols: bytes) -> np.ndarray:
-    opening = (PHONEMES, BRITISH) if accent else (PHONEMES,)
     return np.concatenate((
-        np.array(opening, np.int16), _bytes(text), _one(END_OF_TEXT),
+        np.array((PHONEMES, *ACCENT_MARKS[accent]), np.int16), _bytes(text), _one(END_OF_TEXT),
         FIRST_SYMBOL + _bytes(symbols), _one(END_OF_TEXT),
     ))  # fmt: skip
 

@@ -6,10 +6,11 @@
         --out runs/voice
     python -m tts.say --model runs/voice -v hazel "Good morning."
 
-voices.json and lm.json are read next to --lm. The language model is stored in int8 with one scale
-per row, the codec's decoder in int8, its encoder of voices in float16, as its codes depend on it.
-The coder is left out: the service never encodes what is said. Word times need a folder OUT/aligner,
-which `training.aligner` writes; MODEL_CARD.md is written by hand.
+voices.json and lm.json are read next to --lm, whose weights may be int8. The language model is
+stored in int8 with one scale per row, the codec's decoder in int8, its encoder of voices in
+float16, as its codes depend on it. The coder is left out: the service never encodes what is said.
+Word times need a folder OUT/aligner, which `training.aligner` writes; MODEL_CARD.md is written by
+hand.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from training.export import llama_config, write_json
 from training.kokoro.packages import symbols
-from training.llama import quantise
+from training.kokoro.style import SPANISH
+from training.llama import quantise, whole
 from training.speech_codec.checkpoint import (
     DECODER,
     VOICE_ENCODER,
@@ -35,9 +37,11 @@ from training.speech_codec.checkpoint import (
 )
 from training.speech_codec.config import load_config
 from training.speech_lm.names import NAMES, entry
+from training.speech_lm.texts import SPANISH_LETTERS
 from training.speech_lm.vocabulary import (
     BRITISH_NAME,
     FIRST_SYMBOL,
+    SPANISH_NAME,
     Symbols,
     build_tokenizer,
 )
@@ -58,7 +62,7 @@ CHAT_TEMPLATE = (
 def export_language_model(weights: Path, out: Path) -> int:
     """Write config.json and model.safetensors; the size of the codebook."""
     sizes = json.loads(weights.with_name("lm.json").read_text(encoding="utf-8"))
-    state = {name: value.float() for name, value in load_file(weights).items()}
+    state = whole(load_file(weights))
     config = llama_config(state, HEAD_DIM) | {"max_position_embeddings": sizes["max_tokens"]}
     write_json(out / "config.json", config)
     save_file(quantise(state), out / "model.safetensors", metadata={"format": "pt"})
@@ -69,27 +73,33 @@ def export_language_model(weights: Path, out: Path) -> int:
     return len(state["model.embed_tokens.weight"]) - FIRST_CODE
 
 
-def export_texts(known: Symbols, out: Path) -> None:
-    """Write the tokenizer and speech.json."""
-    build_tokenizer(known).save(str(out / "tokenizer.json"))
+def export_texts(known: Symbols, out: Path, *, spanish: bool) -> None:
+    """Write the tokenizer and speech.json; `spanish`: of a model that also reads Spanish."""
+    build_tokenizer(known, spanish=spanish).save(str(out / "tokenizer.json"))
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|pad|>",
         "eos_token": "<|end_of_text|>", "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     })  # fmt: skip
-    write_json(out / "speech.json", {
+    values = {
         "family": "sonant", "codec": "codec", "voices": "voices.json", "max_characters": 200,
         "max_codes": 500, "first_code": FIRST_CODE, "first_symbol": FIRST_SYMBOL,
-        "symbols": known.phonemes(),
-    })  # fmt: skip
+        "symbols": known.phonemes(spanish=spanish),
+    }  # fmt: skip
+    if spanish:
+        letters = "".join(sorted(SPANISH_LETTERS))
+        values["languages"] = {"es": {"token": SPANISH_NAME, "letters": letters}}
+    write_json(out / "speech.json", values)
 
 
-def export_voices(rows: Path, out: Path) -> None:
-    """Write voices.json: the rows of a language model's training under their own names."""
+def export_voices(rows: Path, out: Path) -> bool:
+    """Write voices.json: the rows of a language model's training under their own names; whether any
+    speaks Spanish."""
     codes: dict[str, list[int]] = json.loads(rows.read_text(encoding="utf-8"))
     order = [*(name for name in NAMES if name in codes), *sorted(codes.keys() - NAMES)]
     voices = [entry(name, codes[name]) for name in order]
     write_json(out / "voices.json", {"default": voices[0]["name"], "voices": voices})
+    return any(name in codes for name in SPANISH)
 
 
 def export_codec(decoder: Path, voice_encoder: Path, config: Path, out: Path) -> None:
@@ -118,8 +128,8 @@ def export(args: argparse.Namespace) -> float:
     codebook, known = export_language_model(args.lm, out), Symbols(symbols(args.package))
     if codebook != load_config(args.config).codebook_size:
         raise ValueError(f"{args.lm} writes {codebook} codes, {args.config} has others")
-    export_texts(known, out)
-    export_voices(args.lm.with_name("voices.json"), out)
+    spanish = export_voices(args.lm.with_name("voices.json"), out)
+    export_texts(known, out, spanish=spanish)
     export_codec(args.codec, args.voice_encoder, args.config, out / "codec")
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
 

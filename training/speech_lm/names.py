@@ -34,8 +34,12 @@ NAMES = {
     "bm_daniel": "basil",
     "bm_fable": "rupert",
     "bm_lewis": "ellis",
+    "ef_lucia": "lucia",
+    "em_diego": "diego",
 }
-ACCENTS = {"a": ("US English", "en-US"), "b": ("British English", "en-GB")}
+ACCENTS = {
+    "a": ("US English", "en-US"), "b": ("British English", "en-GB"), "e": ("Spanish", "es"),
+}  # fmt: skip
 SEXES = {"f": "female", "m": "male"}
 
 

@@ -1,4 +1,4 @@
-"""The tables of `training.kokoro.phonemes`, both accents', as tokens.
+"""The tables of `training.kokoro.phonemes`, all accents', as tokens.
 
 A word `_` of a text has no letters: it is given in symbols wherever the text is asked for.
 """
@@ -6,28 +6,30 @@ A word `_` of a text has no letters: it is given in symbols wherever the text is
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from training.kokoro.made_up import NO_LETTERS
-from training.kokoro.phonemes import ACCENTS, read_table, table
+from training.kokoro.phonemes import ACCENTS, SPANISH, accents_in, read_table, table
 from training.speech_lm.vocabulary import Symbols
 from training.strings import Strings
 
 HELD_OUT_LINE = 400  # one line in so many is never trained on
-QUOTES = str.maketrans("\u201c\u201d\u2018\u2019\u2014\u2013", "\"\"''--")
+QUOTES = str.maketrans("\u201c\u201d\u00ab\u00bb\u2018\u2019\u2014\u2013", '""""\'\'--')
+SPANISH_LETTERS = frozenset("áéíóúüñÁÉÍÓÚÜÑ")
 EDGES = b'.,!?;:"()-'
 
 
-def written(text: str) -> bytes:
-    """A text as the service passes it on: ASCII."""
-    return text.translate(QUOTES).encode("ascii", "ignore")
+def written(text: str, letters: Collection[str] = ()) -> bytes:
+    """A text as the service passes it on: ASCII, and the other `letters` of its language."""
+    plain = text.translate(QUOTES)
+    return "".join(sign for sign in plain if sign.isascii() or sign in letters).encode()
 
 
 class Texts:
-    """Rows of both accents, one after the other: row `first[accent] + number`."""
+    """Rows of all accents, one after the other: row `first[accent] + number`."""
 
     def __init__(self, accents: Sequence[Sequence[str]], symbols: Symbols) -> None:
         """`accents`: for each its rows of phonemes, a tab and the text."""
@@ -36,7 +38,11 @@ class Texts:
         sizes = [len(table_) for table_ in accents]
         self.first = np.cumsum([0, *sizes[:-1]])
         self.accent = np.repeat(np.arange(len(sizes)), sizes)
-        texts = [written(text) for _, text in rows]
+        self.spanish = self.accent == ACCENTS.index(SPANISH)
+        texts = [
+            written(text, SPANISH_LETTERS if spanish else ())
+            for (_, text), spanish in zip(rows, self.spanish.tolist(), strict=True)
+        ]
         spelled = [symbols.places(phonemes) for phonemes, _ in rows]
         self.text, self.spelled = Strings(texts), Strings(spelled)
         self.held_out = np.array([zlib.crc32(text) % HELD_OUT_LINE == 0 for text in texts])
@@ -49,8 +55,9 @@ class Texts:
 
     @classmethod
     def load(cls, folder: Path, symbols: Symbols) -> Texts:
-        """Read both tables."""
-        return cls([read_table(table(folder, accent)) for accent in ACCENTS], symbols)
+        """Read the tables of both English accents, and that of Spanish if it is there."""
+        tables = [read_table(table(folder, accent)) for accent in accents_in(folder)]
+        return cls(tables, symbols)
 
     def words(self, row: int) -> list[tuple[bytes, bytes]]:
         """Words and their symbols; one pair of all where they do not stand side by side."""

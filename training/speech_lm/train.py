@@ -198,14 +198,16 @@ class Course:
     def __init__(self, args: argparse.Namespace, trainer: Trainer, texts: Texts) -> None:
         self.args, self.trainer, self.clock = args, trainer, trainer.clock
         book = StyleBook.load(args.voices, torch.device("cpu"))
-        self.names = book.english
+        self.names = book.named
         self.speech = speech = Speech(token_files(args.tokens), texts, self._fixed())
         speech.weigh_ends(args.ends, args.rising)
-        made_up, asks = texts.unwritten, texts.asks & ~texts.unwritten
+        made_up, spanish = texts.unwritten, texts.spanish
+        asks = texts.asks & ~made_up & ~spanish
         self.judging: dict[str, Part] = {
-            "lines": held_out(speech, texts, TEXT, ~(made_up | asks)),
+            "lines": held_out(speech, texts, TEXT, ~(made_up | asks | spanish)),
             "questions": held_out(speech, texts, TEXT, asks),
             "made-up words": held_out(speech, texts, TEXT, made_up),
+            "Spanish": held_out(speech, texts, TEXT, spanish),
         }
         self.others: dict[str, Part] = {
             "ends of questions": held_out(speech, texts, TEXT, asks, only_ends=True),

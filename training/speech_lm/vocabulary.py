@@ -1,7 +1,8 @@
 """Token ids of the natural voice's language model: bytes, control, the teacher's symbols, codes.
 
 Bytes, control tokens and the first code have the places of `training.vocabulary`. Voice tokens have
-the codes' ids.
+the codes' ids. A Spanish text stands behind a marker: its letters are those of an English one, but
+for a few that are two bytes (UTF-8), and a voice may speak both languages.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from training.vocabulary import (
 
 SPELLED = FIRST_VOICE  # in a text: symbols of the teacher follow, until the next byte
 BRITISH = FIRST_VOICE + 1  # after PHONEMES: as a British speaker says it
+SPANISH = FIRST_VOICE + 2  # a Spanish text follows
 FIRST_SYMBOL = FIRST_SOUND
 MAX_SYMBOLS = FIRST_CODE - FIRST_SYMBOL
-SPELLED_NAME, BRITISH_NAME = "<|symbols|>", "<|british|>"
+SPELLED_NAME, BRITISH_NAME, SPANISH_NAME = "<|symbols|>", "<|british|>", "<|spanish|>"
 BYTES = byte_alphabet()
 USED = frozenset('AIOQTWYabdfhijklmnpstuvwzæðŋɐɑɒɔəɛɜɡɪɹʃʊʌʒʤʧθᵊᵻˈˌː .,;:!?—…“”"()')
+SPANISH_USED = frozenset("eorxɣɲɾʎʝβ")
+"""Symbols that Spanish uses and English does not."""
 IPA = {
     "A": "eɪ", "I": "aɪ", "O": "oʊ", "Q": "əʊ", "T": "ɾ", "W": "aʊ", "Y": "ɔɪ", "ʤ": "dʒ",
     "ʧ": "tʃ",
 }  # fmt: skip
-"""Phonemes of misaki's symbols for English; those that are not here stand for themselves."""
+"""Phonemes of misaki's symbols; those that are not here stand for themselves."""
 
 
 class Symbols:
@@ -55,12 +59,14 @@ class Symbols:
         """Symbols of tokens."""
         return "".join(self.all[token - FIRST_SYMBOL] for token in tokens.tolist())
 
-    def phonemes(self) -> list[str]:
-        """For each symbol the phonemes that it stands for, "" where English does not use it."""
-        return [IPA.get(symbol, symbol) if symbol in USED else "" for symbol in self.all]
+    def phonemes(self, *, spanish: bool = False) -> list[str]:
+        """For each symbol the phonemes that it stands for, "" where English does not use it, nor
+        Spanish with `spanish`."""
+        used = USED | SPANISH_USED if spanish else USED
+        return [IPA.get(symbol, symbol) if symbol in used else "" for symbol in self.all]
 
 
-def build_tokenizer(symbols: Symbols) -> Tokenizer:
+def build_tokenizer(symbols: Symbols, *, spanish: bool = False) -> Tokenizer:
     """A tokenizer of bytes, control tokens and symbols; codes have no names.
 
     Symbols are only decoded, as their phonemes and a space, words apart by a slash: without merges
@@ -68,7 +74,9 @@ def build_tokenizer(symbols: Symbols) -> Tokenizer:
     """
     names = list(CONTROL_TOKENS)
     names[SPELLED - PAD], names[BRITISH - PAD] = SPELLED_NAME, BRITISH_NAME
-    spoken = [phoneme.replace(" ", "/") for phoneme in symbols.phonemes()]
+    if spanish:
+        names[SPANISH - PAD] = SPANISH_NAME
+    spoken = [phoneme.replace(" ", "/") for phoneme in symbols.phonemes(spanish=spanish)]
     silent = [f"<|silent_{place}|>" for place, phoneme in enumerate(spoken) if not phoneme]
     spelled_out = iter(silent)
     texts = [

@@ -16,8 +16,8 @@ from training.export import llama_config
 from training.llama import whole
 from training.speech_lm.documents import spelled
 from training.speech_lm.names import rows_of
-from training.speech_lm.texts import written
-from training.speech_lm.vocabulary import Symbols
+from training.speech_lm.texts import SPANISH_LETTERS, written
+from training.speech_lm.vocabulary import SPANISH, Symbols
 from training.vocabulary import END_OF_SPEECH, FIRST_CODE, START_OF_SPEECH
 
 HEAD_DIM = 64
@@ -74,6 +74,11 @@ def prompt_of(voice: Sequence[int], text: Sequence[int]) -> list[int]:
 def tokens_of(text: str) -> list[int]:
     """A text's bytes."""
     return list(written(text))
+
+
+def tokens_of_spanish(text: str) -> list[int]:
+    """The marker and a Spanish text's bytes."""
+    return [SPANISH, *written(text, SPANISH_LETTERS)]
 
 
 def tokens_of_phonemes(phonemes: str, symbols: Symbols) -> list[int]:

@@ -96,6 +96,7 @@ class FamilyTraits:
     sampling: SamplingParams | None = None
     later_prefix: str = ""
     ascii_only: bool = False  # the model reads no other letters
+    languages: tuple[str, ...] = ()  # those whose letters an `ascii_only` model reads, too
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
@@ -127,7 +128,7 @@ class FamilyTraits:
             mode=mode,
             normalization=normalization or own,
             lexicons=lexicons,
-            ascii_only=self.ascii_only,
+            ascii_only=self.ascii_only and not self._reads(language),
             tags=self.tags,
             field=field,
             language=language,
@@ -136,10 +137,18 @@ class FamilyTraits:
     def language_of(self, voice: Voice | None) -> str:
         """Return the language of a text in a voice: that of the request, or of the voice.
 
-        It is the model's if the voice speaks English too, and "" for several other ones.
+        It is the model's if the voice speaks English too, and "" for several other ones; of an
+        `ascii_only` model it is one of `languages`, or the model's.
         """
-        if voice is None or self.ascii_only:
+        if voice is None:
             return self.language
+        stated = self._stated_language(voice)
+        return stated if self._reads(stated) or not self.ascii_only else self.language
+
+    def _reads(self, language: str) -> bool:
+        return primary(language) in self.languages
+
+    def _stated_language(self, voice: Voice) -> str:
         if voice.language or not voice.language_codes or voice.speaks("en"):
             return voice.language or self.language
         first, *others = voice.language_codes

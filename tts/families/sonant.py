@@ -1,16 +1,18 @@
 """Sonant's natural voices: letters or phonemes to codes, the speaker as a fixed row of codes.
 
-    voice codes, text [start of speech]      → codes [end of speech]
+    voice codes, [language] text [start of speech]      → codes [end of speech]
     text = bytes; a word in phonemes: [symbols] symbols, up to the next byte
 
 A built-in voice is a row of codes in voices.json, and a clip is encoded to one, whatever is said in
 it. speech.json has the number of the first code's token and of the first symbol's, and the phonemes
-that each symbol stands for.
+that each symbol stands for; `languages` has those that the model reads besides English, each with
+the name of the token before its texts and the letters that are not ASCII.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from decoder import CodecSpec
@@ -18,19 +20,41 @@ from llm import CheckpointError, RequestError, Token
 from tts.checkpoint.files import SPEECH_FILE
 from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVocabulary
 from tts.families.ipa import LONG, SymbolTable
+from tts.text.clean import clean_word
 from tts.text.ipa import OPEN, parts_of
+from tts.text.languages.registry import primary
 from tts.voices.types import Voice
 
 START_OF_SPEECH, END_OF_SPEECH = "<|start_of_speech|>", "<|end_of_speech|>"
 SYMBOLS = "<|symbols|>"  # symbols follow, until the next byte
 BRITISH = "en-GB"
+BYTES_PER_LETTER = 2  # of a language besides English, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Token and letters of the texts in a language other than English."""
+
+    token: int  # before a text
+    letters: frozenset[str]  # that are not ASCII
+
+    def reduced(self, text: str) -> str:
+        """Return a text in these letters and ASCII."""
+        return "".join(
+            sign
+            if sign.isascii() or sign in self.letters
+            else clean_word(sign, ascii_only=True, keep_signs=False)[0]
+            for sign in text
+        )
 
 
 class SonantFamily(SpeechFamily):
     """Family of voices that this project trains on a natural teacher."""
 
     name = "sonant"
-    overrides = SpeechFamily.overrides | {"first_code", "first_symbol", "symbols"}
+    overrides = SpeechFamily.overrides | {
+        "first_code", "first_symbol", "symbols", "languages",
+    }  # fmt: skip
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -49,7 +73,13 @@ class SonantFamily(SpeechFamily):
         return False  # its speech.json, which is required, names the family
 
     def own_traits(self) -> FamilyTraits:
-        return FamilyTraits(ascii_only=True, needs_transcript=False)
+        self._languages = self._languages_of_texts()
+        return FamilyTraits(
+            ascii_only=True,
+            languages=tuple(self._languages),
+            tokens_per_character=BYTES_PER_LETTER if self._languages else 1,
+            needs_transcript=False,
+        )
 
     def vocabulary(self, spec: CodecSpec) -> SpeechVocabulary:
         if not spec.voice_codes:
@@ -69,19 +99,24 @@ class SonantFamily(SpeechFamily):
                 f"{wanted}: create it from its recording again"
             )
         codes = vocabulary.token_ids(voice.prompt.codes)
-        ids = self._marked(text, voice) if OPEN in text else self.tokenizer.encode(text)
-        return (*codes, *ids, self._start)
+        language = self._languages.get(primary(self.traits.language_of(voice)))
+        before = () if language is None else (language.token,)
+        ids = self._marked(text, voice, language) if OPEN in text else self._letters(text, language)
+        return (*codes, *before, *ids, self._start)
+
+    def _letters(self, text: str, language: Language | None) -> list[int]:
+        return self.tokenizer.encode(text if language is None else language.reduced(text))
 
     def reads_ipa(self, ipa: str) -> bool:
         for word in ipa.split():
             self._symbols.places(word)
         return True
 
-    def _marked(self, text: str, voice: Voice) -> Iterator[int]:
+    def _marked(self, text: str, voice: Voice, language: Language | None) -> Iterator[int]:
         """Yield the token ids of a text with phonemes. Only British voices have long vowels."""
         is_british = not voice.language_codes or voice.speaks(BRITISH)
         for letters, ipa in parts_of(text):
-            yield from self.tokenizer.encode(letters)
+            yield from self._letters(letters, language)
             if ipa:
                 yield self._marker
                 places = self._symbols.places(ipa if is_british else ipa.replace(LONG, ""))
@@ -92,6 +127,20 @@ class SonantFamily(SpeechFamily):
         if type(value) is not int or value < 0:
             raise self._error(f"{key} must be a token's number")
         return value
+
+    def _languages_of_texts(self) -> dict[str, Language]:
+        found: Any = self.checkpoint.speech.get("languages", {})
+        try:
+            return {
+                primary(code): Language(
+                    self.tokenizer.control_id(value["token"]), frozenset(value["letters"])
+                )
+                for code, value in found.items()
+            }
+        except (AttributeError, KeyError, TypeError):
+            raise self._error(
+                'languages must be such as {"es": {"token": "<|spanish|>", "letters": "áéíóúüñ"}}'
+            ) from None
 
     def _phonemes_of_symbols(self) -> list[str]:
         values: Any = self.checkpoint.speech.get("symbols")

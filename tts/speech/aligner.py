@@ -2,14 +2,16 @@
 
     codes [T] ─ table ─> [T, table_width] ─ convolutions over codes ─> [T × frames, labels]
 
-Label 0 is silence, 1 … 26 are a to z, 27 is the apostrophe. The letters of a word are spread evenly
-over its time, so only the starts and ends of words are exact; `tts.speech.word_times` finds them.
+Label 0 is silence, 1 … 26 are a to z, also with an accent, 27 is the apostrophe. The letters of a
+word are spread evenly over its time, so only the starts and ends of words are exact;
+`tts.speech.word_times` finds them.
 The network is small enough for numpy, so a front end needs no torch.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -29,7 +31,8 @@ _LABELS = {letter: label for label, letter in enumerate(LETTERS, start=1)}
 
 def letter_labels(word: str) -> list[int]:
     """Return the labels of a word's letters and apostrophes; other characters are skipped."""
-    return [_LABELS[c] for c in word.lower() if c in _LABELS]
+    plain = word if word.isascii() else unicodedata.normalize("NFD", word)
+    return [_LABELS[c] for c in plain.lower() if c in _LABELS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from benchmarks import skipped
 from benchmarks.speech_judges import RATE
 from benchmarks.understood import SEED, Clip
 from tests.training.speech_lm.tokens import KNOWN
-from training.evaluate import cloning, codes, prosody, voices
+from training.evaluate import cloning, codes, prosody, spanish, voices
 from training.evaluate.cloning import cloned, of_people, read, wav
 from training.evaluate.melody import DecoderPitch, planned_pitch
 from training.evaluate.phonemes import asked_of_teacher, asked_of_us, of_letters, pronounced
 from training.evaluate.pitch import pitch_of
 from training.evaluate.reading import CodeClient, PhoneReader, load_with_codes
 from training.evaluate.skipped import hearing
-from training.evaluate.systems import Teacher, each, looked_up, speaker_of
+from training.evaluate.systems import THEIRS, Teacher, each, looked_up, speaker_of
 from training.evaluate.timings import coded, neighbour, of_codes, spoken, words_of
 from training.kokoro.network import FRAME, SAMPLE_RATE, STYLE, Kokoro
 from training.kokoro.phonemes import write_table
@@ -51,9 +51,10 @@ def spell(text: str) -> str:
 @pytest.fixture(scope="module")
 def teacher(kokoro: Kokoro) -> Teacher:
     device, rng = torch.device("cpu"), np.random.default_rng(0)
-    rows = {name: rng.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in NAMES}
+    lent = ("ef_dora", "ff_siwis", "em_alex", "im_nicola")
+    rows = {name: rng.normal(0, 0.3, (20, STYLE)).astype(np.float16) for name in (*NAMES, *lent)}
     studio = Studio(kokoro, StyleBook(rows, device), device)
-    return Teacher(studio, KNOWN, dict.fromkeys("ab", spell))
+    return Teacher(studio, KNOWN, dict.fromkeys("abe", spell))
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,35 @@ def test_the_teacher_is_heard_once_for_each_text_and_voice(teacher: Teacher) -> 
     assert len(teacher.speak("bad cab", "edith").samples) < SAMPLE_RATE
     assert [hear(text) for text in texts] == ["bad"] * 3
     assert asked == ["edith", "hazel"]
+
+
+class SpellingJudges(LengthListener):
+    """Finds clips of more than a second natural."""
+
+    def naturalness(self, clip: np.ndarray) -> float:
+        return 4.0 if len(clip) > RATE else 2.0
+
+
+def test_spanish_sentences_are_judged_by_codes_and_by_letters(
+    teacher: Teacher, tmp_path: Path
+) -> None:
+    sizes = coder_sizes(DESIGNS["source_ahead"])
+    coder, reader = load_coder(CODER_FILE, sizes), PhoneReader(Reader(sizes), KNOWN)
+    say = spanish.kept(spanish.of_teacher(teacher, coder), tmp_path)
+    sentences = ["bad cab", "bad"]
+    found = list(spanish.judge(say, SpellingJudges(), reader, teacher, sentences))
+    assert [(one.voice, one.text) for one in found] == [
+        ("lucia", "bad cab"), ("lucia", "bad"), ("diego", "bad cab"), ("diego", "bad"),
+    ]  # fmt: skip
+    assert [one.letters.wrong for one in found] == [3, 0, 3, 0]  # "bad" is what is heard
+    assert all(0 < one.phones.wrong <= one.phones.words for one in found)  # by random weights
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{voice}_{n:02d}.wav" for voice in ("lucia", "diego") for n in range(2)
+    }
+    rows = list(spanish.figures(found, "", barred=True))
+    assert [row.bar for row in rows] == [3.8, 0.97, None] * 3
+    assert rows[-1].values == (6 / 18,)
+    assert spanish.letters_of("¡Ñandú, así!") == "nanduasi"
 
 
 def test_the_teacher_says_what_it_plans(teacher: Teacher) -> None:
@@ -244,8 +274,7 @@ def test_words_of_the_teachers_codes_are_aligned(teacher: Teacher) -> None:
 
 
 def test_a_neighbour_has_the_same_accent_and_sex() -> None:
-    names = {ours: theirs for theirs, ours in NAMES.items()}
-    for voice in names:
-        other = neighbour(voice, tuple(names))
+    for voice, theirs in THEIRS.items():
+        other = neighbour(voice, tuple(THEIRS))
         assert other != voice
-        assert names[other][:2] == names[voice][:2]
+        assert THEIRS[other][:2] == theirs[:2]

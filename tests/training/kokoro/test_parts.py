@@ -14,7 +14,7 @@ from training import templates
 from training.kokoro.convert import module_of, without_side
 from training.kokoro.lines import ASKED, SHARES, choose, kind_of
 from training.kokoro.packages import GRAPH, HASHES, PackageError, check, fetch
-from training.kokoro.phonemes import correct, ids_of, read_table, table, write_table
+from training.kokoro.phonemes import accents_in, correct, ids_of, read_table, table, write_table
 from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
 from training.kokoro.weights import Quantised, copy_without, pack, unpack
 
@@ -107,6 +107,29 @@ def test_drawn_voices_are_english_and_of_one_sex(book: StyleBook) -> None:
         assert sum(share for _, share in voice.prosody) == pytest.approx(1)
 
 
+def test_spanish_voices_have_the_prosody_of_spanish_ones() -> None:
+    english = [f"{accent}{sex}_{n}" for accent in "ab" for sex in "fm" for n in range(2)]
+    others = ["ef_dora", "em_alex", "ff_siwis", "im_nicola", "jf_alpha", "jm_kumo", "pm_alex"]
+    names = [*english, *others]
+    rows = {name: np.zeros((2, 256), np.float16) for name in names}
+    book, rng = StyleBook(rows, torch.device("cpu")), random.Random(0)
+    assert book.named == (*english, "ef_lucia", "em_diego")
+    drawn = [book.draw(rng, 0.5, 0.5) for _ in range(200)]
+    spanish = [voice for voice in drawn if voice.accent == "e"]
+    assert 70 < len(spanish) < 130
+    named = {book.number(voice) for voice in spanish}
+    assert named == {-1, 8, 9}
+    for voice in spanish:
+        (own, share), *others = voice.prosody
+        assert own in ("ef_dora", "em_alex")
+        assert share >= 0.6
+        assert all(name[0] in "efip" for name, _ in others)
+        assert {name[1] for name, _ in (*voice.timbre, *voice.prosody)} == {voice.sex}
+        assert sum(part for _, part in voice.timbre) == pytest.approx(1)
+        assert sum(part for _, part in voice.prosody) == pytest.approx(1)
+    assert any(name[0] in "abj" for voice in spanish for name, _ in voice.timbre)
+
+
 def test_thinned_rows_are_filled_in() -> None:
     steps = np.linspace(0, 1, 510)[:, None].repeat(256, 1).astype(np.float32)
     few = thin({"af_one": steps}, 8, 256)
@@ -134,6 +157,12 @@ def test_thinned_rows_are_filled_in() -> None:
 )
 def test_neighbours_decide_what_a_word_is(word: str, guess: str, before: str, tag: str) -> None:
     assert correct(word, guess, before) == tag
+
+
+def test_a_folder_has_english_and_perhaps_spanish(tmp_path: Path) -> None:
+    assert accents_in(tmp_path) == ["a", "b"]
+    write_table(["ˈola\tHola"], table(tmp_path, "e"))
+    assert accents_in(tmp_path) == ["a", "b", "e"]
 
 
 def test_tables_of_phonemes_come_back(tmp_path: Path) -> None:

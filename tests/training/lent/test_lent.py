@@ -47,7 +47,11 @@ def test_the_folder_holds_code_teacher_phonemes_and_texts(tmp_path: Path, capsys
     assert {"start.sh", "poll.sh"} <= {path.name for path in out.iterdir()}
     with np.load(out / "teacher" / bundle.VOICES_FILE) as voices:
         assert len(voices["af_one"]) == 33
+    assert not (out / "reader.safetensors").exists()
+    write_table(["ˈola\tHola"], table(phonemes, "e"))
     bundle.main(given)  # replaces the folder
+    assert read_table(table(parts / "texts" / "phonemes", "e")) == ["ˈola\tHola"]
+    assert (parts / "texts" / "reader.safetensors").exists()
     assert not (parts / "texts" / "clips.json").exists()
 
 

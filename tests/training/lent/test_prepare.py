@@ -25,6 +25,14 @@ def test_a_stage_reads_what_earlier_ones_leave(tmp_path: Path) -> None:
     assert {path.name for path in left} >= {"lines.txt", "a.tsv.xz", "b.tsv.xz", "voices.npz"}
 
 
+def test_spanish_lines_are_two_stages_more(tmp_path: Path) -> None:
+    english, both = stages(tmp_path, 10), stages(tmp_path, 10, spanish_lines=20)
+    more = [stage for one, two in zip(english, both, strict=True) for stage in two[len(one) :]]
+    assert [stage.module for stage in more] == ["kokoro.spanish", "kokoro.phonemes"]
+    assert [stage.leaves.name for stage in more] == ["spanish.txt", "e.tsv.xz"]
+    assert more[0].leaves in more[1].arguments
+
+
 def test_stages_run_side_by_side_and_once(tmp_path: Path, capfd) -> None:
     corpus = tmp_path / "corpus.txt"
     sentences = [f"The {word} is in the old house." for word in ("cat", "dog", "owl", "fox")]
@@ -53,3 +61,5 @@ def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
 def test_the_corpus_packages_are_printed(capsys) -> None:
     main(["--packages"])
     assert capsys.readouterr().out.split() == list(PACKAGES)
+    main(["--packages", "--spanish", "9"])
+    assert {*PACKAGES, "fortunes-es"} < set(capsys.readouterr().out.split())

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from decoder.codecs.source_filter.modules import Decoder
 from tests.training.forked import ForkedPopen
-from tests.training.speech_lm.tokens import write_tables
+from tests.training.speech_lm.tokens import KNOWN, write_tables
 from tests.training.takes import SYMBOLS, take_of, toy_coder, write_coder, write_take, write_voices
 from training.kokoro.phonemes import table, write_table
 from training.lent import visit
 from training.speech_codec.checkpoint import halved, load, write
-from training.speech_codec.coder import load_coder
+from training.speech_codec.coder import Reader, load_coder
 from training.speech_codec.config import DESIGNS, coder_sizes
 
 DECODER = ["--batch", "2", "--crop", "8", "--judged", "3", "--judge-width", "2"]
@@ -68,7 +69,7 @@ def test_a_visit_leaves_tokens_a_decoder_voices_and_a_language_model(
     assert {"lm.safetensors", "lm.json", "voices.json"} <= {p.name for p in (out / "lm").iterdir()}
     assert "done after 3 steps" in (out / "logs" / "lm.log").read_text()
     assert "held out: clean" in (out / "logs" / "voices.log").read_text()
-    assert "held out: phone" in (out / "logs" / "coder.log").read_text()
+    assert "held out: English phone" in (out / "logs" / "coder.log").read_text()
 
 
 def test_a_visit_may_use_an_earlier_coder_and_continue_a_decoder(
@@ -147,6 +148,24 @@ def test_a_visit_whose_planner_fails_late_ends_without_a_language_model(
     assert (out / "status").read_text() == "done\n"
     assert (out / "codec" / "toy.safetensors").exists()
     assert not (out / "lm" / "lm.safetensors").exists()
+
+
+def test_an_earlier_coder_may_learn_symbols(flags: list[str], tmp_path: Path, capsys) -> None:
+    earlier, reader = toy_coder(), tmp_path / "reader.safetensors"
+    write_coder(tmp_path / "earlier.safetensors", earlier)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = Reader(coder_sizes(DESIGNS["toy"])).state_dict()
+    write(halved(state), reader)
+    given = [f"--coder={tmp_path / 'earlier.safetensors'}", f"--reader={reader}", "--only-lm"]
+    assert visit.main([*flags, *given, *REST]) == 0, capsys.readouterr().out
+    path = tmp_path / "out" / "coder" / "coder.safetensors"
+    learned = load_coder(path, coder_sizes(DESIGNS["toy"]))
+    used = [KNOWN[symbol] for symbol in "abd"]
+    rows, before = learned.content.phones.weight, earlier.content.phones.weight
+    assert torch.equal(rows[used], before[used].half().float())
+    assert (tmp_path / "out" / "coder" / "reader.safetensors").exists()
+    assert (tmp_path / "out" / "lm" / "lm.safetensors").exists()
 
 
 def test_planners_may_be_on_several_gpus(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.training.takes import (
     write_voices,
 )
 from training.evaluate.reading import PhoneReader
+from training.kokoro.packages import SYMBOLS
 from training.kokoro.text import NUM_SYMBOLS
 from training.speech_codec.coder import (
     CODER_FILE,
@@ -97,7 +99,8 @@ def test_phones_are_read_better_from_codes_after_training(
     assert len(right) == 160
     assert np.mean(right[:10]) < 0.15
     assert np.mean(right[-10:]) > 0.3  # by chance one in 8 is right
-    assert "held out: phone" in printed
+    assert "held out: English phone" in printed
+    assert "Spanish" not in printed
     coder = load_coder(tmp_path / "coder.safetensors", SIZES)
     points = 64 * SIZES.points_per_code
     phones = torch.randint(1, 9, (1, points // 8), generator=torch.Generator().manual_seed(0))
@@ -120,6 +123,40 @@ def test_another_reader_learns_the_codes_of_a_coder_that_stays(
     known = {chr(96 + number): number for number in range(1, 9)}
     found = PhoneReader.load(tmp_path / "reader.safetensors", SIZES, known)
     assert set(found.phones(list(range(64)))) <= set(known)
+
+
+def test_symbols_that_english_lacks_are_learned_without_another_code_for_english(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    own, reader = tmp_path / "own.safetensors", tmp_path / "reader.safetensors"
+    coder = toy_coder()
+    write_coder(own, coder)
+    train([*flags, f"--coder={own}", "--steps=60", "--lr=3e-2"])
+    for path in (tmp_path / "plans").iterdir():
+        take = dict(np.load(path))
+        half = len(take["phones"]) // 2  # sessions 20 to 39 are Spanish, with symbols of their own
+        take["phones"][half:] += 8
+        take["accent"][20:] = 2
+        write_take(path, take)
+    known = {symbol: number for number, symbol in enumerate("$abdfhijkerxɾβɣɲ")}
+    (tmp_path / "package" / SYMBOLS).parent.mkdir(parents=True)
+    (tmp_path / "package" / SYMBOLS).write_text(json.dumps({"model": {"vocab": known}}))
+    capsys.readouterr()
+    flags += [f"--coder={own}", f"--reader={reader}", f"--new-symbols={tmp_path / 'package'}"]
+    train([*flags, "--steps=150", "--lr=3e-2", "--log=0"])
+    printed = capsys.readouterr().out
+    right = read_shares(printed)
+    assert np.mean(right[-10:]) > np.mean(right[:10]) + 0.1
+    assert "held out: English phone" in printed
+    assert "; Spanish phone" in printed
+    learned = load_coder(tmp_path / "coder.safetensors", SIZES)
+    before, after = (c.content.phones.weight for c in (coder, learned))
+    same = (before.half() == after.half()).all(1)
+    spanish = {known[symbol] for symbol in "erxɾβɣɲ"}
+    assert set(torch.arange(len(same))[~same].tolist()) == spanish
+    for name, value in coder.state_dict().items():
+        if name != "content.phones.weight":
+            assert torch.equal(value.half().float(), learned.state_dict()[name].float()), name
 
 
 def test_without_plans_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:

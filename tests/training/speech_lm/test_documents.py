@@ -34,7 +34,7 @@ from training.speech_lm.documents import (
 )
 from training.speech_lm.speech import BEFORE, Speech, token_files
 from training.speech_lm.texts import Texts
-from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPELLED, Symbols
+from training.speech_lm.vocabulary import BRITISH, FIRST_SYMBOL, SPANISH, SPELLED, Symbols
 from training.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, PHONEMES, START_OF_SPEECH
 
 
@@ -109,6 +109,42 @@ def test_a_pass_says_every_line_once(speech: Speech, texts: Texts) -> None:
     assert made.count.max() > 2
     assert made.joined.max() == 3
     assert set(made.way.tolist()) == {TEXT, SYMBOLS, WORDS}
+
+
+@pytest.fixture
+def bilingual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Speech, Texts]:
+    """The same where every third session speaks Spanish."""
+    monkeypatch.setattr("training.speech_lm.texts.HELD_OUT_LINE", 9)
+    write_tables(tmp_path, "abe")
+    for number in range(4):
+        write_tokens(tmp_path / f"tokens_0_{number:04d}.npz", seed=number, third=2)
+    texts = Texts.load(tmp_path / "phonemes", Symbols(KNOWN))
+    return Speech(token_files(tmp_path), texts), texts
+
+
+def test_spanish_texts_stand_behind_a_marker_with_their_letters(
+    bilingual: tuple[Speech, Texts],
+) -> None:
+    speech, texts = bilingual
+    assert texts.text[2 * ROWS].tobytes().decode() == '"Báñó gab0."'
+    assert texts.text[0].tobytes() == b'"Bed gab0."'
+    made, ways = spoken(speech, texts, np.random.default_rng(0)), set()
+    for i in range(len(made.at)):
+        spanish = bool(texts.spanish[speech.text[made.order[made.at[i]]]])
+        tokens = made.tokens(i)
+        assert len(tokens) == made.length[i] or made.way[i] == WORDS
+        for text, _ in parts_of(tokens)[1]:
+            assert (text[0] == SPANISH) == spanish
+            assert SPANISH not in text[1:]
+        ways |= {(spanish, int(made.way[i]))}
+    assert {(True, TEXT), (False, TEXT)} <= ways
+    asked = pronounced(texts, 200, random.Random(0))
+    openings = {tuple(asked.tokens(i)[:2].tolist()) for i in range(200)}
+    assert (PHONEMES, SPANISH) in openings
+    assert (PHONEMES, BRITISH) in openings
+    mine = held_out(speech, texts, TEXT, texts.spanish)
+    assert len(mine.at)
+    assert all(mine.tokens(i)[VOICE_TOKENS] == SPANISH for i in range(len(mine.at)))
 
 
 def one(made: Documents, choose: np.ndarray) -> int:

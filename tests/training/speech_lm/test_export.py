@@ -33,11 +33,12 @@ from training.speech_lm.speaker import Speaker
 from training.speech_lm.vocabulary import (
     BRITISH_NAME,
     FIRST_SYMBOL,
+    SPANISH,
     SPELLED,
     Symbols,
     build_tokenizer,
 )
-from training.speech_lm.writer import tokens_of, tokens_of_phonemes
+from training.speech_lm.writer import tokens_of, tokens_of_phonemes, tokens_of_spanish
 from training.vocabulary import FIRST_CODE, PHONEMES, START_OF_SPEECH
 from tts.checkpoint.tokenizer import TextTokenizer
 from tts.errors import InvalidRequestError, Precondition, PreconditionError
@@ -48,6 +49,7 @@ from tts.riva.stubs.tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts.speech.types import SamplingOverrides, SpeechRequest, TimestampGranularity
 from tts.text.ipa import marked
 from tts.text.lexicon.entries import Alphabet, Pronunciation
+from tts.text.segmenter import split_text
 from tts.voices.types import Voice, VoicePrompt
 
 TOY = DESIGNS["toy"]
@@ -177,6 +179,65 @@ def test_prompts_are_those_of_training(service: Service) -> None:
     alone = prompts.speech_prompt(marked("bˈad"), hazel)
     phonemes = tokens_of_phonemes("bˈad", Symbols(KNOWN))
     assert list(alone) == [*row, *phonemes, START_OF_SPEECH]
+
+
+@pytest.fixture(scope="module")
+def bilingual(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service of a model that also has a Spanish voice."""
+    folder = tmp_path_factory.mktemp("bilingual")
+    for path in runs.iterdir():
+        (folder / path.name).symlink_to(path)
+    (folder / "voices.json").unlink()
+    (folder / "voices.json").write_text(json.dumps(ROWS | {"ef_lucia": [5, 6, 7, 8]}))
+    export_to(folder, folder / "voice")
+    service = create_service(configured(folder / "voice", **SERVED))
+    yield service
+    asyncio.run(service.client.close())
+
+
+def test_a_language_chooses_its_voice_which_reads_its_letters(bilingual: Service) -> None:
+    synthesizer, prompts = bilingual.synthesizer, bilingual.prompts
+    assert synthesizer is not None
+    voice = synthesizer.voices.choose("", "es-MX")
+    assert (voice.name, voice.language_codes) == ("lucia", ("es",))
+    row = [FIRST_CODE + code for code in (5, 6, 7, 8)]
+    (text,) = (
+        s.text
+        for s in split_text(
+            "¡Ñandúes en Łódź: 21 años!", synthesizer.settings.traits.text_options(None, voice)
+        )
+    )
+    assert text == "Ñandúes en Łódź: veintiún años!"
+    wanted = tokens_of_spanish("Ñandúes en Lódz: veintiún años!")
+    assert list(prompts.speech_prompt(text, voice)) == [*row, *wanted, START_OF_SPEECH]
+    word = spelled(Symbols(KNOWN).places("ˈod")).tolist()
+    got = prompts.speech_prompt(f"ñ {marked('ˈod')}", voice)
+    assert list(got) == [*row, *tokens_of_spanish("ñ "), *word, START_OF_SPEECH]
+    said_in_spanish = said(bilingual, request("adiós", voice=voice))
+    assert said_in_spanish != said(bilingual, request("adios", voice=voice))
+
+
+def test_english_is_read_as_before_next_to_another_language(bilingual: Service) -> None:
+    synthesizer, prompts = bilingual.synthesizer, bilingual.prompts
+    assert synthesizer is not None
+    hazel = synthesizer.voices.get("hazel")
+    (text,) = (
+        s.text
+        for s in split_text(
+            "A café, 21 miles.", synthesizer.settings.traits.text_options(None, hazel)
+        )
+    )
+    assert text == "A cafe, twenty-one miles."
+    assert SPANISH not in prompts.speech_prompt(text, hazel)
+    with pytest.raises(InvalidRequestError, match="speaks en-US"):
+        synthesizer.voices.choose("hazel", "es")
+    own = Voice("own", prompt=VoicePrompt((1, 2, 3, 4)), language="es")
+    assert SPANISH in prompts.speech_prompt("sí", own)
+
+
+def test_without_a_spanish_voice_spanish_is_no_language_of_it(folder: Path) -> None:
+    assert "languages" not in json.loads((folder / "speech.json").read_text())
+    assert "spanish" not in (folder / "tokenizer.json").read_text()
 
 
 def test_codes_are_those_of_the_trained_model(service: Service, speaker: Speaker) -> None:
@@ -375,6 +436,12 @@ def folder_without(folder: Path, name: str, parent: Path) -> Path:
         ({"first_code": "x"}, "first_code must be a token's number"),
         ({"symbols": "abc"}, "symbols must be a list"),
         ({"colour": 1}, "sonant has no colour"),
+        ({"languages": ["es"]}, "languages must be such as"),
+        ({"languages": {"es": "<|start_of_speech|>"}}, "languages must be such as"),
+        (
+            {"languages": {"es": {"token": "<|none|>", "letters": "é"}}},
+            r"tokenizer.json has no token <\|none\|>",
+        ),
         ({"first_symbol": 10**9}, "the tokens of symbols must be below first_code"),
         ({"first_code": 400}, "the language model writes frames of 1 codes below 112"),
     ],

@@ -16,11 +16,13 @@ from tests.training.speech_lm.tokens import (
     CODEBOOK,
     KNOWN,
     VOICE_TOKENS,
+    rows,
     write_tables,
     write_tokens,
 )
 from training.documents import Batch
 from training.export import write_json
+from training.kokoro.phonemes import table, write_table
 from training.llama import LanguageModel, ModelConfig, quantise, restore
 from training.speech_codec.config import DESIGNS, save_config
 from training.speech_lm.speech import Speech, token_files
@@ -70,9 +72,9 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     sizes = json.loads((tmp_path / "lm" / "lm.json").read_text())
     assert sizes["voice_tokens"] == VOICE_TOKENS
     assert state["model.embed_tokens.weight"].shape == (FIRST_CODE + CODEBOOK, 128)
-    rows = json.loads((tmp_path / "lm" / "voices.json").read_text())
-    assert rows == {"af_one": [0, 1, 2, 3], "am_two": [4, 5, 6, 7], "bf_one": [8, 9, 10, 11]}
-    (tmp_path / "lm" / "voices.json").write_text(json.dumps(rows | {"af_one": [9] * VOICE_TOKENS}))
+    named = json.loads((tmp_path / "lm" / "voices.json").read_text())
+    assert named == {"af_one": [0, 1, 2, 3], "am_two": [4, 5, 6, 7], "bf_one": [8, 9, 10, 11]}
+    (tmp_path / "lm" / "voices.json").write_text(json.dumps(named | {"af_one": [9] * VOICE_TOKENS}))
     start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
     train([*flags, *start, "--steps", "10", "--lr", "0"])
     printed = capsys.readouterr().out
@@ -83,6 +85,24 @@ def test_it_learns_and_another_run_goes_on(flags: list[str], tmp_path: Path, cap
     assert all(torch.allclose(state[k].float(), after[k].float(), atol=1e-3) for k in state)
     kept = json.loads((tmp_path / "lm" / "voices.json").read_text())
     assert kept["af_one"] == [9] * VOICE_TOKENS
+
+
+def test_a_language_model_of_english_learns_spanish(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    train([*flags, "--steps", "30", "--lr", "1e-2"])
+    for number in range(4):
+        write_tokens(tmp_path / "tokens" / f"tokens_{number}_0000.npz", seed=number, third=2)
+    write_table(rows("e"), table(tmp_path / "phonemes", "e"))
+    capsys.readouterr()
+    start = ["--start", str(tmp_path / "lm" / "lm.safetensors")]
+    train([*flags, *start, "--steps", "30", "--lr", "1e-2"])
+    printed = capsys.readouterr().out
+    spanish = [float(found) for found in re.findall(r"Spanish (\d+\.\d+)", printed)]
+    assert len(spanish) == 2
+    assert spanish[1] < spanish[0] - 0.3
+    lines = [float(found) for found in re.findall(r"\(lines (\d+\.\d+)", printed)]
+    assert lines[1] < lines[0] + 0.1
 
 
 @pytest.mark.parametrize(("rate", "saves", "best"), [("0", 3, 0), ("1e-2", 4, -1)])

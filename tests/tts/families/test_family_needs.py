@@ -18,7 +18,7 @@ from tts.families.espeak import EspeakPhonemes
 from tts.families.llasa import LlasaFamily
 from tts.families.prompt import PromptBuilder
 from tts.families.registry import find_family
-from tts.text.lexicon.entries import Alphabet, Pronunciation
+from tts.text.lexicon.entries import Alphabet, Lexicon, Pronunciation
 from tts.text.markup.ssml import read_ssml
 from tts.text.segmenter import TextNormalization, TextOptions, split_text
 from tts.voices.types import Voice, VoicePrompt
@@ -212,6 +212,29 @@ def test_the_voice_of_a_request_decides_the_language(
     collect_speech(synthesizer, "2 years.")
     texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
     assert texts == [b"deux ans.", b"two years."]
+
+
+@pytest.mark.parametrize(
+    ("voice", "language", "text"),
+    [
+        (Voice("v", language_codes=("es",)), "es", "Sí, dos años"),
+        (Voice("v", language="es-MX"), "es-MX", "Sí, dos años"),
+        (Voice("v", language_codes=("fr",)), "en", "Si, two anos"),
+        (Voice("v", language_codes=("en-US", "es")), "en", "Si, two anos"),
+        (None, "en", "Si, two anos"),
+    ],
+)
+def test_an_ascii_model_may_read_the_letters_of_some_languages(
+    voice: Voice | None, language: str, text: str
+) -> None:
+    traits = FamilyTraits(ascii_only=True, languages=("es",))
+    options = traits.text_options(None, voice)
+    assert options.language == language
+    assert [segment.text for segment in split_text("Sí, 2 años", options)] == [text]
+    lexicon = Lexicon.of([Pronunciation("años", "eras")], ascii_only=traits.ascii_only)
+    told = replace(options, lexicons=(lexicon,))
+    (said,) = split_text("Sí, 2 años", told)
+    assert said.text.endswith("eras")
 
 
 def test_the_language_of_a_request_reaches_its_text(

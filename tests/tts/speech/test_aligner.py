@@ -107,6 +107,7 @@ def test_words_without_letters_and_segments_without_speech() -> None:
     assert timer.finish() == []
     assert WordTimer(spelled(), words_of("hello"), seconds_per_code=0.04).finish() == []
     assert letter_labels("Don't 7!") == [4, 15, 14, 27, 20]
+    assert letter_labels("Ñandú") == letter_labels("nandu")
 
 
 def test_words_of_a_segment_and_where_they_are_in_the_input() -> None:

@@ -81,19 +81,22 @@ class Lexicon:
 
 
 def keys_of(phrase: str, *, ascii_only: bool) -> set[str]:
-    """Return a phrase as it stands in cleaned texts, with and without their signs.
+    """Return a phrase as it stands in cleaned texts, with and without their signs; of an
+    `ascii_only` model also as it stands in those of another language that it reads.
 
     Raises ValueError for one that matches no word.
     """
     if phrase.isascii():
         found = {" ".join(phrase.split())}
     else:
-        found = {
-            clean_phrase(phrase, ascii_only=ascii_only, keep_signs=keep) for keep in (True, False)
-        }
+        found = _cleaned(phrase, ascii_only=ascii_only)
     if not all(map(_TOKENS.search, found)):
         raise ValueError("the phrase has no letters")
-    return found
+    return found | _cleaned(phrase, ascii_only=False) if ascii_only else found
+
+
+def _cleaned(phrase: str, *, ascii_only: bool) -> set[str]:
+    return {clean_phrase(phrase, ascii_only=ascii_only, keep_signs=keep) for keep in (True, False)}
 
 
 def find_phrases(
