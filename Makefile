@@ -55,9 +55,8 @@ mutants: $(MUTATION)
 fuzz: $(DEVELOPMENT)
 	nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-# A test builds the documentation, as `make docs` does. MyPy takes one core for most of a minute.
-check: $(DOCUMENTATION)
-	@$(MAKE) --no-print-directory -j 2 type stubs lint
+# The documentation is built by a test, too, as strictly.
+check: $(DOCUMENTATION) stubs lint type
 	$(PYTEST)
 
 # A soak test and whole benchmarks at small sizes: half a minute each, on all cores.
@@ -84,7 +83,7 @@ lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .
 
 type: $(DEVELOPMENT)
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 format: $(DEVELOPMENT)
 	$(BIN)/ruff format .
