@@ -740,14 +740,13 @@ def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> N
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
-    ("tiles", "num_out", "num_in"),
+    ("tiles", "num_out", "num_in", "rows"),
     [
-        (Tiles(64, 4, 64, 4, 4), 128, 512),
-        (Tiles(16, 3, 128, 4, 2), 40, 520),  # rows, outputs and inputs that do not divide
+        (Tiles(64, 4, 64, 4, 4), 128, 512, 3),
+        (Tiles(16, 3, 128, 4, 2), 40, 520, 33),  # rows, outputs and inputs that do not divide
     ],
     ids=str,
 )
-@pytest.mark.parametrize("rows", [3, 33])
 def test_joined_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
     """A residual and its norm, whose rows are divided by their roots in the next product."""
     x, weight, residual = normal(rows, num_in), normal(num_out, num_in), normal(rows, num_out)
@@ -821,18 +820,22 @@ def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) ->
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
-    ("kernels", "head_norm", "projects"),
-    [(ALL, True, False), (ALL, False, True), (VENDOR, True, True)],
+    ("kernels", "head_norm", "projects", "counts"),
+    [(ALL, True, False, (1, 4, 5)), (ALL, False, True, (4,)), (VENDOR, True, True, (1, 4))],
     ids=["head norm", "projection", "vendor"],
 )
 def test_a_depth_transformer(
-    kernels: KernelSet, head_norm: bool, projects: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: KernelSet,
+    head_norm: bool,
+    projects: bool,
+    counts: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For one row, some, and so many that each product is one of BLAS."""
     monkeypatch.setattr("llm.layers.split_depth.MAX_SPLIT_ROWS", 4)
     options = {"head_norm": head_norm, "projects": projects}
     plain, own = (depth_transformer(chosen, **options) for chosen in (KernelSet(), kernels))
-    for rows in (1, 4, 5):
+    for rows in counts:
         hidden = normal(rows, plain.embedding.shape[1], dtype=HALF)
         frames, expected = own.begin(hidden), plain.begin(hidden)
         assert isinstance(frames, SplitFrames) == (rows == 4 and kernels is ALL)

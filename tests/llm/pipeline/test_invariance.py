@@ -193,7 +193,7 @@ def test_logits_do_not_change_a_bit(shipped: TextGenerationPipeline) -> None:
     Threads of torch may change how attention is computed, but equally for all rows.
     """
     runner = shipped.runner
-    ids = random_ids(90, 256, seed=9)
+    ids = random_ids(70, 256, seed=9)
 
     def logits(pages: list[int], cuts: list[int], neighbours: int = 0) -> torch.Tensor:
         for start, end in itertools.pairwise(cuts):
@@ -204,16 +204,15 @@ def test_logits_do_not_change_a_bit(shipped: TextGenerationPipeline) -> None:
             outputs = runner.forward(runner.prepare(batch(*rows)))
         return outputs.logits[-1]
 
-    whole = logits([3, 4, 5], [0, 90])
-    assert torch.equal(logits([9, 2, 14], [0, 31, 64, 90]), whole)
-    assert torch.equal(logits([9, 2, 14], [0, 60, *range(61, 91)]), whole)
+    whole = logits([3, 4, 5], [0, 70])
+    assert torch.equal(logits([9, 2, 14], [0, 58, *range(59, 71)]), whole)
     threads = torch.get_num_threads()
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            whole = logits([3, 4, 5], [0, 90])
-            assert torch.equal(logits([9, 2, 14], [0, 31, 64, 90]), whole)
-            assert torch.equal(logits([7, 8, 9], [0, 50, 89, 90], neighbours=31), whole)
+            whole = logits([3, 4, 5], [0, 70])
+            assert torch.equal(logits([9, 2, 14], [0, 31, 64, 70]), whole)
+            assert torch.equal(logits([7, 8, 9], [0, 69, 70], neighbours=31), whole)
     finally:
         torch.set_num_threads(threads)
 

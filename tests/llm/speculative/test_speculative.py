@@ -19,7 +19,7 @@ from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams, TokenChunk
 from llm.speculative.acceptance import RULES
 from llm.speculative.metrics import AcceptanceCounter
-from tests.fakes import LlamaShape, build_text_checkpoint, build_tiny_checkpoint
+from tests.fakes import TINY_CODEC, LlamaShape, build_text_checkpoint
 from tests.llm.llama_checkpoints import batch, random_ids, row
 from tests.llm.structured import test_structured as structured
 from tests.vocabulary import FIRST_CODE
@@ -36,8 +36,10 @@ FRAMES = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a speech model, and a smaller one with the same vocabulary."""
     folder = tmp_path_factory.mktemp("models")
-    target = build_tiny_checkpoint(folder / "target")
-    return target, build_tiny_checkpoint(folder / "draft", seed=5, shape=SMALL_DRAFT)
+    size = TINY_CODEC.codebook_size
+    target = build_text_checkpoint(folder / "target", codebook_size=size)
+    draft = build_text_checkpoint(folder / "draft", seed=5, shape=SMALL_DRAFT, codebook_size=size)
+    return target, draft
 
 
 def requests() -> list[Request]:

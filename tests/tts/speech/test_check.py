@@ -145,7 +145,7 @@ SENTENCES = (
     "They painted the kitchen yellow and the hallway green.",
     "People expected the orchestra to play another waltz.",
 )
-TEXT = "Put the plates away. The ferry leaves at noon."
+TEXT = "Put it away. We leave at noon."
 SHORT = "We leave."  # for what does not depend on the words
 WHOLE = ChunkingOverrides(chunk_sizes=(500,), buffer=500)  # one block, which carries all codes
 

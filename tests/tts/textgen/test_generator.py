@@ -155,7 +155,8 @@ def test_failures_of_the_engine_are_errors(prompts: PromptBuilder) -> None:
 
 
 def test_a_stop_string_frees_the_engine(service: Service) -> None:
-    request = Request("r", tuple(b"hello"), SamplingParams(seed=3, max_tokens=900))
+    sampling = SamplingParams(seed=3, max_tokens=120, ignore_eos=True)
+    request = Request("r", tuple(b"hello"), sampling)
 
     async def text(*stops: str) -> str:
         generator = TextGenerator(service.client, service.prompts)
