@@ -52,6 +52,7 @@ OTHER_PROGRAMS = (
     "tests/mutation.py",
     "training/evaluate/__main__.py",
     "training/speech_lm/train.py",
+    "training/lent/visit.py",
 )
 """Programs without a parser to ask, whose flags the documents name."""
 
