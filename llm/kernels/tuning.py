@@ -31,6 +31,7 @@ HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 128  # one for nearly every processor
 SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
+SPLIT_BYTES = 2**17  # a program's shared memory
 
 
 def blocks_for(

@@ -25,10 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.blocks import Tiles
+from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
 from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
-from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
+from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, SPLIT_BYTES, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
     DecoderLayer,
@@ -43,10 +44,13 @@ from llm.layers.linear import Linear
 
 def narrow_matrix(linear: Linear) -> Tensor | None:
     """Return the matrix [N, K] of a layer that only multiplies with it, in numbers of 2 bytes; None
-    for other layers.
+    for other layers, and on a GPU with less shared memory than a product needs.
     """
     matrix = plain_matrix(linear)
-    return matrix if matrix is not None and matrix.dtype.itemsize == 2 else None
+    if matrix is None or matrix.dtype.itemsize != 2:
+        return None
+    has_room = not matrix.is_cuda or most_shared_bytes(matrix.device) >= SPLIT_BYTES
+    return matrix if has_room else None
 
 
 def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
