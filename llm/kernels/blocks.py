@@ -27,8 +27,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A program multiplies `block_out` outputs with one of `splits` parts of the inputs. It loads
-    the rows in chunks of `block_in` inputs, `stages` of them at once.
+    """A program multiplies `block_out` outputs with one of `splits` parts of the inputs, in chunks
+    of `block_in`, of which `stages` are loaded at once.
     """
 
     block_out: int
@@ -36,15 +36,3 @@ class Tiles:
     block_in: int
     num_warps: int
     stages: int
-
-    def chunks(self, num_in: int) -> int:
-        """Return the number of chunks of a part of the inputs."""
-        return max(1, -(-num_in // (self.splits * self.block_in)))
-
-    def shared_bytes(self, num_in: int, num_rows: int, *, parts: int = 1) -> int:
-        """Return the bytes of a program's shared memory: its share of `parts` matrices and the
-        chunks of so many rows, in numbers of 2 bytes, and a factor of 4 bytes for each row.
-        """
-        chunks = self.chunks(num_in)
-        lines = chunks * parts * self.block_out + min(self.stages, chunks) * num_rows
-        return 2 * self.block_in * lines + 4 * num_rows

@@ -92,8 +92,6 @@ class CudaKernel:
         early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         self._early = early
-        self._cluster = driver.CUlaunchAttribute()
-        self._cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
     def launch(
         self,
@@ -103,11 +101,9 @@ class CudaKernel:
         arguments: ctypes.Structure,
         *,
         is_early: bool = False,
-        cluster: int = 1,
     ) -> None:
         """Queue the kernel, which takes one structure, on the current stream. `is_early`: it may
-        start before its predecessor ends (programmatic dependent launch). `cluster`: so many
-        programs next to each other in the grid's second dimension read each other's memory.
+        start before its predecessor ends (programmatic dependent launch).
         """
         driver = self._driver
         self._reserve(shared_bytes)
@@ -116,12 +112,8 @@ class CudaKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
         config.sharedMemBytes = shared_bytes
         config.hStream = driver.CUstream(torch.cuda.current_stream(self._device).cuda_stream)
-        attributes = [self._early] if is_early else []
-        if cluster > 1:
-            size = self._cluster.value.clusterDim
-            size.x, size.y, size.z = 1, cluster, 1
-            attributes.append(self._cluster)
-        config.attrs, config.numAttrs = attributes, len(attributes)
+        if is_early:
+            config.attrs, config.numAttrs = [self._early], 1
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         address = ctypes.addressof(pointers)
         (result,) = driver.cuLaunchKernelEx(config, self._function, address, 0)

@@ -5,9 +5,7 @@
                queries × keys of the positions before, and its own ─ softmax ─ × values
 
 A frame has at most some tens of positions, so that a program holds all keys and values of its head.
-Those of the positions before are loaded before the predecessor has ended: between two positions of
-a frame there has to be a kernel that starts no other one before its own predecessor has ended. All
-rows are at the same position, and have the same rotations.
+All rows are at the same position, and have the same rotations.
 """
 
 from __future__ import annotations
@@ -20,7 +18,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.elementwise import level_for
 
-WARP_NUMBERS = 2048  # of keys, and as many of values
+
+@triton.jit
+def _head(
+    projected: tl.tensor,
+    part_size: tl.tensor,
+    dims: tl.tensor,
+    is_dim: tl.tensor,
+    PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Return the sum of the parts of one head."""
+    total = tl.load(projected + dims, mask=is_dim, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(projected + part * part_size + dims, mask=is_dim, other=0.0)
+    return total
 
 
 @triton.jit
@@ -33,28 +44,19 @@ def _rotated(
     KIND: tl.constexpr,
     HAS_GAIN: tl.constexpr,
 ) -> tl.tensor:
-    """Return heads [H, D], normalised if there are gains, and rotated: in the cache's numbers."""
+    """Return a head, normalised if there are gains, and rotated: in the cache's numbers."""
+    x = x.to(KIND).to(tl.float32)
     if HAS_GAIN:
-        scales = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) + epsilon)
-        x = (x * scales * gains).to(KIND).to(tl.float32)
-    real, imaginary = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+        x = (x * tl.rsqrt(tl.sum(x * x, axis=0) + epsilon) * gains).to(KIND).to(tl.float32)
+    real, imaginary = tl.split(tl.reshape(x, (x.shape[0] // 2, 2)))
     turned = tl.join(real * cosines - imaginary * sines, real * sines + imaginary * cosines)
-    return tl.reshape(turned, x.shape).to(KIND).to(tl.float32)
+    return tl.reshape(turned, (x.shape[0],)).to(KIND).to(tl.float32)
 
 
 @triton.jit
-def _numbers(
-    head: tl.tensor, lines: tl.tensor, KV_HEADS: tl.constexpr, GROUP: tl.constexpr
-) -> tl.tensor:
-    """Return the numbers of a KV head's queries, key and value among the projected heads."""
-    others = KV_HEADS * tl.maximum(lines, GROUP) + head
-    return tl.where(lines < GROUP, head * GROUP + lines, others)
-
-
-@triton.jit
-def _line(x: tl.tensor, lines: tl.tensor, line: tl.constexpr) -> tl.tensor:
-    """Return a row of x [H, D]."""
-    return tl.sum(tl.where((lines == line)[:, None], x, 0.0), axis=0)
+def _past(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Load keys or values of the positions before."""
+    return tl.load(places, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -63,13 +65,11 @@ def _attended(
 ) -> tl.tensor:
     """Return the values [D] of the own position and of the past, weighted by a query's scores."""
     own_score = tl.sum(query * key, axis=0)
-    products = past[0].to(tl.float32) * query[None, :]
-    scores = tl.where(is_before, tl.sum(products, axis=1), float("-inf"))
+    scores = tl.where(is_before, tl.sum(past[0] * query[None, :], axis=1), float("-inf"))
     largest = tl.maximum(tl.max(scores, axis=0), own_score)
     weights, own_weight = tl.exp(scores - largest), tl.exp(own_score - largest)
     total = tl.sum(weights, axis=0) + own_weight
-    values = tl.sum(weights[:, None] * past[1].to(tl.float32), axis=0)
-    return (values + own_weight * value) / total
+    return (tl.sum(weights[:, None] * past[1], axis=0) + own_weight * value) / total
 
 
 @triton.jit(do_not_specialize=["position", "num_positions"])
@@ -88,7 +88,6 @@ def _attend_kernel(
     PARTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BEFORE: tl.constexpr,
@@ -105,40 +104,35 @@ def _attend_kernel(
     angles = rotations + position * SIZE + 2 * pairs
     cosines = tl.load(angles, mask=is_pair, other=1.0)
     sines = tl.load(angles + 1, mask=is_pair, other=0.0)
-    lines = tl.arange(0, HEADS)  # queries, the key, the value
-    is_rotated = lines <= GROUP
-    own = _numbers(head, lines, KV_HEADS, GROUP)[:, None] * SIZE + dims[None, :]
-    gains = tl.load(gain + own, (is_rotated[:, None] & is_dim[None, :]) & HAS_GAIN, other=0.0)
+    gains: tl.tuple = ()
+    for g in tl.static_range(GROUP + 1):  # queries' and the key's
+        number = head * GROUP + g if g < GROUP else KV_HEADS * GROUP + head
+        gains = gains + (tl.load(gain + number * SIZE + dims, is_dim & HAS_GAIN, other=0.0),)
+    if LEVEL > 0:
+        gdc_wait()
+    line = projected + row * ((GROUP + 2) * KV_HEADS * SIZE)
+    queries: tl.tuple = ()
+    for g in tl.static_range(GROUP):
+        own = line + (head * GROUP + g) * SIZE
+        queries = queries + (_head(own, part_size, dims, is_dim, PARTS),)
+    own = line + (KV_HEADS * GROUP + head) * SIZE
+    key = _head(own, part_size, dims, is_dim, PARTS)
+    value = _head(own + KV_HEADS * SIZE, part_size, dims, is_dim, PARTS)
     start = cache + (row * num_positions * KV_HEADS + head) * SIZE
     places = start + positions[:, None] * (KV_HEADS * SIZE) + dims[None, :]
     mask = is_before[:, None] & is_dim[None, :]
-    past = tl.load(places, mask, other=0.0), tl.load(places + cache_part, mask, other=0.0)
-    if LEVEL > 0:
-        gdc_wait()
-    own += row * ((GROUP + 2) * KV_HEADS * SIZE)
-    mask = (lines < GROUP + 2)[:, None] & is_dim[None, :]
-    x = tl.load(projected + own, mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(projected + part * part_size + own, mask, other=0.0)
+    past = _past(places, mask), _past(places + cache_part, mask)
     if LEVEL == 1:
         gdc_launch_dependents()
-    x = x.to(kind).to(tl.float32)
-    turned = _rotated(x, gains, cosines[None, :], sines[None, :], epsilon, kind, HAS_GAIN)
-    x = tl.where(is_rotated[:, None], turned, x)
-    target = start + position * (KV_HEADS * SIZE) + dims[None, :]
-    parts = tl.where(lines > GROUP, cache_part, 0)
-    tl.store(target + parts[:, None], x, mask=mask & (lines >= GROUP)[:, None])
-    key, value = _line(x, lines, GROUP), _line(x, lines, GROUP + 1)
+    key = _rotated(key, gains[GROUP], cosines, sines, epsilon, kind, HAS_GAIN)
+    value = value.to(kind).to(tl.float32)
+    tl.store(start + position * (KV_HEADS * SIZE) + dims, key, mask=is_dim)
+    tl.store(start + cache_part + position * (KV_HEADS * SIZE) + dims, value, mask=is_dim)
     for g in tl.static_range(GROUP):
-        attended = _attended(_line(x, lines, g) * scale, key, value, past, is_before)
+        query = _rotated(queries[g], gains[g], cosines, sines, epsilon, kind, HAS_GAIN) * scale
+        attended = _attended(query, key, value, past, is_before)
         target = out + (row * KV_HEADS * GROUP + head * GROUP + g) * SIZE + dims
         tl.store(target, attended, mask=is_dim)
-
-
-def warps_for(position: int, size: int) -> int:
-    """Return the warps of a program, whose registers hold the keys and values of a head."""
-    keys = triton.next_power_of_2(max(position, 1)) * triton.next_power_of_2(size)
-    return max(1, keys // WARP_NUMBERS)
 
 
 def attend_frame(
@@ -176,13 +170,12 @@ def attend_frame(
         PARTS=num_parts,
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
-        HEADS=triton.next_power_of_2(num_heads // num_kv_heads + 2),
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
         BEFORE=triton.next_power_of_2(max(position, 1)),
         HAS_GAIN=gain is not None,
         LEVEL=level_for(level, num_rows),
-        num_warps=warps_for(position, size),
+        num_warps=1,
         launch_pdl=level > 0,
     )
     return out

@@ -51,26 +51,6 @@ __device__ __forceinline__ void keep_here(int& first, int& second) {
     asm volatile("" : "+r"(first), "+r"(second)::"memory");
 }
 
-// Programs of a cluster wait for each other, and what each wrote to its memory.
-__device__ __forceinline__ void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// Four numbers at an address of the shared memory of another program of the cluster.
-__device__ __forceinline__ float4 load_from(u32 program, u32 address) {
-    float4 found = {0.0f, 0.0f, 0.0f, 0.0f};
-#if __CUDA_ARCH__ >= 900
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(program));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "r"(there) : "memory");
-#endif
-    return found;
-}
-
 // Two numbers rounded to bfloat16, the first in the lower half.
 __device__ __forceinline__ u32 narrow(float first, float second) {
     u32 pair;

@@ -1,24 +1,15 @@
-"""Products of 3 to `MAX_SPLIT_ROWS` rows with a matrix of bfloat16, y = x Wᵀ (`split.cu`).
+"""Products of up to `MAX_SPLIT_ROWS` rows with a matrix, y = x Wᵀ, on tensor cores.
 
-    program         a tile of outputs, and a part of the inputs of all rows ─> its sums
-    attend_frame    adds the sums of the parts
-    add_product     programs of a cluster add those of each other, and the sums to the residual
+    program    a tile of outputs, and a part of the inputs of all rows ─> its sums
+    reader     adds the sums of all parts: `add_normalised`, `llm.kernels.frames.attend_frame`
 
-A program copies its part of the matrix into shared memory before its predecessor has ended, so that
-only the rows are left to read then. If it had all inputs of a few outputs, these would be more than
-the matrix: with a part of the inputs and more outputs it has fewer of them. The order of a row's
-sums does not depend on other rows.
-
-A norm is computed by the product after it: that product multiplies the residual times the gain, and
-divides by the root of the sum of the residual's squares, of which each program of `add_product` has
-written a part.
+Such a product takes as long as the matrix and the rows need from the cache to the processors. If
+each program had all inputs of a few outputs, most of that were rows: with a part of the inputs and
+more outputs it has fewer bytes to read. The parts' sums are added by the kernel that has to read
+them anyway. The order of a row's sums does not depend on other rows.
 """
 
 from __future__ import annotations
-
-import ctypes
-from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -27,151 +18,145 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Tiles
-from llm.kernels.cuda import CudaKernel, most_shared_bytes
-
-SOURCE = "split.cu"
-MATRIX_LINES = 16  # of a tensor core's tile
-ROWS_OF_TILE = 8
-CLUSTER_CAPABILITY = (9, 0)
-INPUTS = 8  # of 16 bytes: a matrix has a multiple of them
+from llm.kernels.tuning import MAX_SPLIT_ROWS
 
 
-class _Arguments(ctypes.Structure):
-    """`Arguments` of `split.cu`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out", "squares", "residual")),
-        *((name, ctypes.c_void_p) for name in ("gain", "new_squares")),
-        ("part_size", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("num_rows", "num_out", "num_in", "row_size")),
-        ("epsilon", ctypes.c_float),
-        ("level", ctypes.c_int),
-    )
+@triton.jit
+def _chunk(
+    lines: tl.tensor, inputs: tl.tensor, mask: tl.tensor, IN: tl.constexpr, IS_WHOLE: tl.constexpr
+) -> tl.tensor:
+    """Load some inputs of lines; 0 where there is none."""
+    if not IS_WHOLE:
+        mask = mask & (inputs < IN)
+    return tl.load(lines + inputs, mask=mask, other=0.0)
 
 
-class Scaled(NamedTuple):
-    """Rows x / √(Σ squares + epsilon), not divided yet."""
-
-    x: Tensor  # bfloat16 [T, K]
-    squares: Tensor | None = None  # float32 [T, S]; None: the rows are x
-    epsilon: float = 0.0
-
-
-def room_on(device: torch.device) -> int:
-    """Return the shared memory of a program, in bytes; 0 on a device without clusters."""
-    if torch.cuda.get_device_capability(device) < CLUSTER_CAPABILITY:
-        return 0
-    return most_shared_bytes(device)
-
-
-@cache
-def _kernel(macros: tuple[tuple[str, int], ...], device: torch.device) -> CudaKernel:
-    return CudaKernel(SOURCE, "split", dict(macros), device)
+@triton.jit
+def _split_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    row_size: tl.tensor,
+    part_size: tl.tensor,
+    IN: tl.constexpr,
+    PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    GATES: tl.constexpr,
+    LEVEL: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """Multiply a tile. `PART`: inputs of a program; `IS_WHOLE`: no part has a remainder; `GATES`:
+    the matrix has as many rows again, and the result is silu(x gateᵀ) × (x upᵀ).
+    """
+    if LEVEL == 2:
+        gdc_launch_dependents()
+    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    first = tl.program_id(1) * PART
+    is_out = outs < num_out
+    inside = tl.minimum(outs, num_out - 1).to(tl.int64)
+    matrix = weight + inside[:, None] * IN
+    second = matrix + num_out.to(tl.int64) * IN
+    if LEVEL > 0:
+        gdc_wait()
+    rows = tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    tokens = x + rows[:, None] * IN
+    sums = tl.zeros([ROWS, BLOCK_OUT], tl.float32)
+    others = tl.zeros([ROWS, BLOCK_OUT], tl.float32)
+    for start in tl.range(0, PART, BLOCK_IN, num_stages=STAGES):
+        inputs = first + start + tl.arange(0, BLOCK_IN)[None, :]
+        left = _chunk(tokens, inputs, is_row[:, None], IN, IS_WHOLE)
+        right = _chunk(matrix, inputs, is_out[:, None], IN, IS_WHOLE)
+        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
+        if GATES:
+            right = _chunk(second, inputs, is_out[:, None], IN, IS_WHOLE)
+            others = tl.dot(left, tl.trans(right), others, input_precision="ieee")
+    if LEVEL == 1:
+        gdc_launch_dependents()
+    if GATES:
+        sums = sums / (1.0 + tl.exp(-sums)) * others
+    places = out + tl.program_id(1) * part_size + rows[:, None] * row_size + outs[None, :]
+    tl.store(places, sums, mask=is_row[:, None] & is_out[None, :])
 
 
 def _launch(
-    rows: Scaled,
+    x: Tensor,
     weight: Tensor,
     out: Tensor,
     num_out: int,
     tiles: Tiles,
-    given: _Arguments,
     *,
-    parts: int = 1,
-    adds: bool = False,
+    gates: bool,
+    level: int,
 ) -> None:
-    num_rows, num_in = rows.x.shape
-    room = max(ROWS_OF_TILE, triton.next_power_of_2(num_rows))
-    lines = tiles.block_out * parts // MATRIX_LINES
-    groups = min(max(tiles.num_warps // lines, 1), room // ROWS_OF_TILE)
-    chunks = tiles.chunks(num_in)
-    macros = {
-        "ROWS": room,
-        "TILES": lines,
-        "GROUPS": groups,
-        "CHUNK": tiles.block_in,
-        "CHUNKS": chunks,
-        "STAGES": min(tiles.stages, chunks + 1),
-        "PARTS": parts,
-        "SQUARES": 0 if rows.squares is None else rows.squares.shape[1],
-        "SPLITS": tiles.splits if adds else 0,
-    }
-    given.x, given.weight, given.out = rows.x.data_ptr(), weight.data_ptr(), out.data_ptr()
-    given.num_rows, given.num_out, given.num_in = num_rows, num_out, num_in
-    given.part_size, given.row_size = out.stride(0), out.stride(-2)
-    given.squares = None if rows.squares is None else rows.squares.data_ptr()
-    given.epsilon = rows.epsilon
-    _kernel(tuple(macros.items()), weight.device).launch(
-        (triton.cdiv(num_out, tiles.block_out), tiles.splits),
-        32 * lines * groups,
-        tiles.shared_bytes(num_in, room, parts=parts),
-        given,
-        is_early=given.level > 0,
-        cluster=tiles.splits if adds else 1,
+    num_rows, num_in = x.shape
+    part = triton.cdiv(triton.cdiv(num_in, tiles.splits), tiles.block_in) * tiles.block_in
+    grid = (triton.cdiv(num_out, tiles.block_out), tiles.splits)
+    _split_kernel[grid](
+        x,
+        weight,
+        out,
+        num_rows,
+        num_out,
+        out.stride(-2),
+        out.stride(0),
+        IN=num_in,
+        PART=part,
+        ROWS=MAX_SPLIT_ROWS,
+        BLOCK_OUT=tiles.block_out,
+        BLOCK_IN=tiles.block_in,
+        IS_WHOLE=part * tiles.splits == num_in,
+        GATES=gates,
+        LEVEL=level,
+        STAGES=tiles.stages,
+        num_warps=tiles.num_warps,
+        launch_pdl=level > 0,
     )
 
 
 def multiply_split(
-    rows: Scaled,
+    x: Tensor,
     weight: Tensor,
     tiles: Tiles,
     *,
     out: Tensor | None = None,
     level: int = 0,
 ) -> Tensor:
-    """Return float32 sums [S, T, N], whose sum over S is rows [T, K] × weight [N, K]ᵀ.
+    """Return float32 sums [S, T, N], whose sum over S is x [T, K] × weight [N, K]ᵀ.
 
     With `out` [T, N], whose rows may be apart, there is one part, and the result is there.
     """
     num_out = len(weight)
     if out is None:
-        out = rows.x.new_empty(tiles.splits, len(rows.x), num_out, dtype=torch.float32)
-    _launch(rows, weight, out, num_out, tiles, _Arguments(level=level))
+        out = x.new_empty(tiles.splits, len(x), num_out, dtype=torch.float32)
+    _launch(x, weight, out, num_out, tiles, gates=False, level=level)
     return out
 
 
-def multiply_gated(rows: Scaled, weight: Tensor, tiles: Tiles, *, level: int = 0) -> Tensor:
-    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for rows x and a weight [2 × N, K] of gate and up."""
+def multiply_gated(x: Tensor, weight: Tensor, tiles: Tiles, *, level: int = 0) -> Tensor:
+    """Return silu(x gateᵀ) × (x upᵀ) [T, N] for a weight [2 × N, K] of gate and up."""
     num_out = len(weight) // 2
-    out = rows.x.new_empty(len(rows.x), num_out)
-    _launch(rows, weight, out, num_out, tiles, _Arguments(level=level), parts=2)
+    out = x.new_empty(len(x), num_out)
+    _launch(x, weight, out, num_out, tiles, gates=True, level=level)
     return out
-
-
-def add_product(
-    x: Tensor,
-    weight: Tensor,
-    tiles: Tiles,
-    residual: Tensor,
-    gain: Tensor,
-    epsilon: float,
-    *,
-    level: int = 0,
-) -> Scaled:
-    """Add x [T, K] × weight [N, K]ᵀ to a residual y [T, N]; return y / √(Σy² + epsilon) × gain for
-    a gain float32 [N].
-    """
-    out = torch.empty_like(residual)
-    programs = triton.cdiv(len(weight), tiles.block_out)
-    squares = x.new_empty(len(x), programs, dtype=torch.float32)
-    given = _Arguments(
-        level=level,
-        residual=residual.data_ptr(),
-        gain=gain.data_ptr(),
-        new_squares=squares.data_ptr(),
-    )
-    _launch(Scaled(x), weight, out, len(weight), tiles, given, adds=True)
-    return Scaled(out, squares, epsilon)
 
 
 @triton.jit
-def _norm_kernel(
+def _add_kernel(
     source: tl.tensor,
     codes: tl.tensor,
+    sums: tl.tensor,
     gain: tl.tensor,
     x: tl.tensor,
     out: tl.tensor,
+    part_size: tl.tensor,
     epsilon: tl.tensor,
+    SPLITS: tl.constexpr,
     GATHERS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -183,11 +168,15 @@ def _norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     mask = places < SIZE
-    gains = tl.load(gain + places, mask=mask, other=0.0)
+    gains = tl.load(gain + places, mask=mask, other=0.0).to(tl.float32)
     if LEVEL > 0:
         gdc_wait()
     line = tl.load(codes + row).to(tl.int64) if GATHERS else row
     values = tl.load(source + line * SIZE + places, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(SPLITS):
+        own = sums + split * part_size + row * SIZE + places
+        values += tl.load(own, mask=mask, other=0.0)
+    values = values.to(x.dtype.element_ty).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) + epsilon)
     if LEVEL == 1:
         gdc_launch_dependents()
@@ -195,28 +184,32 @@ def _norm_kernel(
     tl.store(out + row * SIZE + places, values * scale * gains, mask=mask)
 
 
-def normalise_rows(
+def add_normalised(
     source: Tensor,
+    sums: Tensor | None,
     gain: Tensor,
     epsilon: float,
     x: Tensor,
     *,
     codes: Tensor | None = None,
     level: int = 0,
-) -> Scaled:
+) -> Tensor:
     """Write to x [T, K] the rows of `source` [T, K], or those of a table [N, K] that `codes` [T]
-    name; return x / √(Σx² + epsilon) × gain for a gain float32 [K].
+    name, plus sums float32 [S, T, K]; return their norm: x / √(Σx² + epsilon) × gain.
     """
     num_rows, size = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(size)
-    _norm_kernel[(num_rows,)](
+    _add_kernel[(num_rows,)](
         source,
         source if codes is None else codes,
+        source if sums is None else sums,
         gain,
         x,
         out,
+        num_rows * size,
         epsilon,
+        SPLITS=0 if sums is None else len(sums),
         GATHERS=codes is not None,
         SIZE=size,
         BLOCK=block,
@@ -224,4 +217,4 @@ def normalise_rows(
         num_warps=min(16, max(1, block // 256)),
         launch_pdl=level > 0,
     )
-    return Scaled(out)
+    return out

@@ -10,9 +10,9 @@ bytes as those of bfloat16. Where that needs more registers than two tiles in fl
 program has one tile. With sums in float16 16 rows of the matrix in chunks of 512 inputs were the
 fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks are added that way.
 
-From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer.
-They follow from the shared memory of an H100, and have not been timed: one program for each
-processor, whose part of the matrix fits next to the kernel before.
+From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
+found with all of its kernels in one graph on an H100: each program fills most of a processor's
+shared memory, so that the next kernel's programs do not share one while others have none.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_WIDE_ROWS = 256  # with many outputs in float32
 HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
-SPLIT_PROGRAMS = 132  # processors of an H100
-SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and programs of a cluster
-SPLIT_LINES, SPLIT_BYTES = 16, 128 * 1024  # of a program's matrix: a multiple, and the most
+SPLIT_PROGRAMS = 128  # one for nearly every processor
+SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
+SPLIT_BYTES = 2**17  # a program's shared memory
 
 
 def blocks_for(
@@ -67,15 +67,13 @@ def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = F
 
     `is_whole`: the inputs are not divided, as with two parts.
     """
+    block_in = min(128, max(16, 1 << (num_in - 1).bit_length()))
     if parts == 2 or is_whole:
-        lines = -(-num_out * parts // (SPLIT_LINES * SPLIT_PROGRAMS))
-        lines = max(1, min(lines, SPLIT_BYTES // (2 * num_in * SPLIT_LINES)))
-        stages = (64, 6) if parts == 2 else (128, 4)
-        return Tiles(lines * SPLIT_LINES // parts, 1, stages[0], max(lines, 4), stages[1])
-    chunks, most = -(-num_in // 128), SPLIT_BYTES // (2 * SPLIT_BLOCK * 128)
-    wanted = max(1, SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, -(-chunks // most))
-    splits = -(-chunks // -(-chunks // min(wanted, MAX_SPLITS)))  # none without inputs
-    return Tiles(SPLIT_BLOCK, splits, 128, 4, 4)
+        return Tiles(32, 1, block_in, 4, 4)
+    chunks = -(-num_in // block_in)
+    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
+    splits = -(-chunks // -(-chunks // wanted))  # none without inputs
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, 4)
 
 
 def _power_below(number: int) -> int:

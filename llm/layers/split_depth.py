@@ -5,38 +5,31 @@
     3 to 64        `SplitDepth`: `llm.kernels.split_products`
     more           `FrameLayer`: BLAS
 
-    codes ─ normalise_rows ┬ multiply_split ─ attend_frame ─ add_product ┐
-                  layers × └──────────────── add_product ─ multiply_gated ┘
+    codes ─ add_normalised ┬ multiply_split ─ attend_frame ─ multiply_split ─ add_normalised ┐
+                  layers × └ add_normalised ─ multiply_split ─ multiply_gated ───────────────┘
                            └ multiply_split ─> logits
 
 The matrices of a layer are read from memory once for each code, while each kernel takes a few
 microseconds: the kernels are few, start before the one before them ends (launch level 2), and
-copy their part of the matrix first.
+ask for their part of the matrix first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llm.kernels.blocks import Tiles
+from llm.kernels.cuda import most_shared_bytes
 from llm.kernels.frames import attend_frame
 from llm.kernels.registry import KernelSet
-from llm.kernels.split_products import (
-    INPUTS,
-    Scaled,
-    add_product,
-    multiply_gated,
-    multiply_split,
-    normalise_rows,
-    room_on,
-)
-from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, split_tiles
+from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
+from llm.kernels.tuning import MAX_ROWS, MAX_SPLIT_ROWS, SPLIT_BYTES, split_tiles
 from llm.layers.decoder import (
     AttentionShape,
     DecoderLayer,
@@ -49,22 +42,21 @@ from llm.layers.fused import FusedLayer, plain_matrix
 from llm.layers.linear import Linear
 
 
+def narrow_matrix(linear: Linear) -> Tensor | None:
+    """Return the matrix [N, K] of a layer that only multiplies with it, in numbers of 2 bytes; None
+    for other layers, and on a GPU with less shared memory than a product needs.
+    """
+    matrix = plain_matrix(linear)
+    if matrix is None or matrix.dtype.itemsize != 2:
+        return None
+    has_room = not matrix.is_cuda or most_shared_bytes(matrix.device) >= SPLIT_BYTES
+    return matrix if has_room else None
+
+
 def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
     """Return the tiles of a product with a matrix [parts × N, K]."""
     num_out, num_in = weight.shape
     return split_tiles(num_out // parts, num_in, parts=parts, is_whole=is_whole)
-
-
-def split_matrix(linear: Linear, *, parts: int = 1, is_whole: bool = False) -> Tensor | None:
-    """Return the matrix [parts × N, K] of a layer that only multiplies with it, if
-    `llm.kernels.split_products` has a product for it on its device.
-    """
-    matrix = plain_matrix(linear)
-    if matrix is None or matrix.dtype is not torch.bfloat16 or matrix.shape[1] % INPUTS:
-        return None
-    tiles = tiles_of(matrix, parts=parts, is_whole=is_whole)
-    needed = tiles.shared_bytes(matrix.shape[1], MAX_SPLIT_ROWS, parts=parts)
-    return matrix if needed <= room_on(matrix.device) else None
 
 
 class FramesOfLayers(Protocol):
@@ -106,41 +98,30 @@ class Depth(Protocol):
     def table(self, code: int) -> Tensor: ...
 
 
-class Norm(NamedTuple):
-    """x / √(Σx² + `epsilon`) × `gain`."""
-
-    gain: Tensor  # float32 [K]
-    epsilon: float
-
-    @classmethod
-    def of(cls, norm: RMSNorm) -> Norm:
-        """Return that of a layer."""
-        return cls(norm.gain.float(), norm.epsilon)
-
-
 @dataclass(frozen=True, slots=True)
 class SplitLayer:
     """Matrices [N, K] and norms of a layer."""
 
-    attention_norm: Norm
+    attention_norm: RMSNorm
     qkv: Tensor
     head_norm: HeadNorm | None
     output: Tensor
-    mlp_norm: Norm
+    mlp_norm: RMSNorm
     gate_up: Tensor
     down: Tensor
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> SplitLayer | None:
-        """Return those of a layer; None if it has another matrix than `split_matrix`."""
+        """Return those of a layer; None if it has another matrix than `narrow_matrix`."""
         weights, mlp = layer.attention.weights, layer.mlp
         if not isinstance(mlp, GatedMLP):
             return None
-        qkv, output = split_matrix(weights.qkv), split_matrix(weights.output)
-        gate_up, down = split_matrix(mlp.gate_up, parts=2), split_matrix(mlp.down)
-        if qkv is None or output is None or gate_up is None or down is None:
+        linears = (weights.qkv, weights.output, mlp.gate_up, mlp.down)
+        plain = [matrix for linear in linears if (matrix := narrow_matrix(linear)) is not None]
+        if len(plain) < len(linears):
             return None
-        norms = Norm.of(layer.attention_norm), Norm.of(layer.mlp_norm)
+        qkv, output, gate_up, down = plain
+        norms = layer.attention_norm, layer.mlp_norm
         return cls(norms[0], qkv, weights.norm, output, norms[1], gate_up, down)
 
 
@@ -150,7 +131,7 @@ class SplitDepth:
 
     model: Depth
     layers: Sequence[SplitLayer]
-    heads: Sequence[tuple[Norm, Tensor]]
+    heads: Sequence[tuple[RMSNorm, Tensor]]
     level: int
 
     @classmethod
@@ -161,11 +142,9 @@ class SplitDepth:
         heads: Sequence[LogitsHead],
         kernels: KernelSet,
     ) -> SplitDepth | None:
-        """Return None if there is another matrix than `split_matrix`."""
+        """Return None if there is another matrix than `narrow_matrix`."""
         own = [found for layer in layers if (found := SplitLayer.of(layer)) is not None]
-        matrices = [
-            (Norm.of(head.norm), split_matrix(head.linear, is_whole=True)) for head in heads
-        ]
+        matrices = [(head.norm, narrow_matrix(head.linear)) for head in heads]
         ends = [(norm, matrix) for norm, matrix in matrices if matrix is not None]
         if len(own) < len(layers) or len(ends) < len(heads):
             return None
@@ -196,44 +175,55 @@ class SplitFrames:
         own, book = self._own, self._num_fed - 1
         table, projection = own.model.table(book), own.model.projection
         if projection is None:
-            rows = self._feed(table, codes)
+            normed = self._feed(table, codes)
         else:
-            rows = self._feed(projection(F.embedding(codes, table)))
+            normed = self._feed(projection(F.embedding(codes, table)))
         head = own.heads[book][1]
-        logits = rows.x.new_empty(len(codes), len(head), dtype=torch.float32)
+        logits = normed.new_empty(len(codes), len(head), dtype=torch.float32)
         tiles = tiles_of(head, is_whole=True)
-        return multiply_split(rows, head, tiles, out=logits, level=own.level)
+        return multiply_split(normed, head, tiles, out=logits, level=own.level)
 
-    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Scaled:
-        """Feed the next position: rows of `source`, which `codes` name if given. Return the norm of
-        the last layer's output.
+    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Feed the next position: rows of `source`, which `codes` name if given. Return the
+        normalised output of the last layer.
         """
         layers, position = self._own.layers, self._num_fed
         self._num_fed += 1
         last_norm, _ = self._own.heads[max(position - 1, 0)]
         next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
-        # After this kernel none starts before all of the position before have ended.
-        level, first = min(self._own.level, 1), layers[0].attention_norm
-        rows = normalise_rows(source, *first, self._x, codes=codes, level=level)
+        normed = self._added(source, None, layers[0].attention_norm, codes)
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            attended = self._attended(number, layer, rows, position)
+            attended = self._attended(number, layer, normed, position)
             if position == 0 and number == len(layers) - 1:
                 break  # of the first position only keys and values are read
-            rows = self._added(attended, layer.output, layer.mlp_norm)
-            tiles = tiles_of(layer.gate_up, parts=2)
-            gated = multiply_gated(rows, layer.gate_up, tiles, level=self._own.level)
-            rows = self._added(gated, layer.down, next_norm)
-        return rows
+            normed = self._added(self._x, self._product(attended, layer.output), layer.mlp_norm)
+            gated = self._gated(normed, layer.gate_up)
+            normed = self._added(self._x, self._product(gated, layer.down), next_norm)
+        return normed
 
-    def _added(self, x: Tensor, weight: Tensor, norm: Norm) -> Scaled:
-        """Add x [B, K] × weight [N, K]ᵀ to the rows; return their norm."""
-        return add_product(x, weight, tiles_of(weight), self._x, *norm, level=self._own.level)
+    def _added(
+        self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
+    ) -> Tensor:
+        """Set the rows to the source plus sums; return their norm."""
+        own = self._own
+        return add_normalised(
+            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=own.level
+        )
 
-    def _attended(self, number: int, layer: SplitLayer, rows: Scaled, position: int) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
+        return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
+
+    def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return silu(x gateᵀ) × (x upᵀ)."""
+        tiles = tiles_of(weight, parts=2)
+        return multiply_gated(x, weight, tiles, level=self._own.level)
+
+    def _attended(self, number: int, layer: SplitLayer, x: Tensor, position: int) -> Tensor:
         """Return what a layer's queries attend to, [B, H × D]."""
         own, norm = self._own, layer.head_norm
         return attend_frame(
-            multiply_split(rows, layer.qkv, tiles_of(layer.qkv), level=own.level),
+            self._product(x, layer.qkv),
             own.model.rotations,
             self._cache[number],
             position,

@@ -21,7 +21,7 @@ from llm.layers.decoder import (
     Rotary,
     SelfAttention,
 )
-from llm.layers.depth import DepthTransformer
+from llm.layers.depth import DepthFrames, DepthTransformer
 from llm.layers.linear import FloatLinear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.weight import LinearWeight
@@ -105,6 +105,18 @@ def test_logits_are_those_of_torch(rows: int) -> None:
     assert (own[0] - exact).norm() < MOST * rounding
     for other in own[1:]:
         assert torch.equal(other, own[0])
+
+
+def test_a_device_with_little_shared_memory_multiplies_with_blas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from llm.layers.split_depth import SplitFrames
+
+    hidden = torch.randn(16, HIDDEN, device=CUDA).bfloat16()
+    assert isinstance(depth_transformer(LEVELS[0], torch.bfloat16).begin(hidden), SplitFrames)
+    monkeypatch.setattr("llm.layers.split_depth.most_shared_bytes", lambda device: 99 * 1024)
+    frames = depth_transformer(LEVELS[0], torch.bfloat16).begin(hidden)
+    assert isinstance(frames, DepthFrames)
 
 
 def test_a_graph_waits_for_every_key_and_code() -> None:

@@ -191,61 +191,33 @@ def test_norm_and_gate() -> None:
 @pytest.mark.parametrize(("num_out", "num_in"), [(4096, 1024), (1024, 3072), (151, 896)])
 def test_split_products(rows: int, num_out: int, num_in: int) -> None:
     """With the tiles of such a matrix: close to float64, at every level the same, in a graph."""
-    from llm.kernels.split_products import Scaled, multiply_gated, multiply_split
+    from llm.kernels.split_products import multiply_gated, multiply_split
     from llm.kernels.tuning import split_tiles
 
     x, weight = normal(rows, num_in), normal(2 * num_out, num_in, scale=num_in**-0.5)
     expected = x.double() @ weight.double().t()
     tiles = split_tiles(2 * num_out, num_in)
-    found = multiply_split(Scaled(x), weight, tiles)
+    found = multiply_split(x, weight, tiles)
     assert relative_error(found.sum(0), expected) < 1e-5
     gate_tiles = split_tiles(num_out, num_in, parts=2)
-    gated = multiply_gated(Scaled(x), weight, gate_tiles)
+    gated = multiply_gated(x, weight, gate_tiles)
     left, right = expected.chunk(2, dim=1)
     assert relative_error(gated, F.silu(left) * right) < TOLERANCE
     for level in (1, 2):
-        assert torch.equal(multiply_split(Scaled(x), weight, tiles, level=level), found)
-        assert torch.equal(multiply_gated(Scaled(x), weight, gate_tiles, level=level), gated)
-    assert torch.equal(captured(lambda: multiply_split(Scaled(x), weight, tiles, level=2)), found)
+        assert torch.equal(multiply_split(x, weight, tiles, level=level), found)
+        assert torch.equal(multiply_gated(x, weight, gate_tiles, level=level), gated)
+    assert torch.equal(captured(lambda: multiply_split(x, weight, tiles, level=2)), found)
 
 
-@pytest.mark.parametrize("rows", [3, 17, 64])
-@pytest.mark.parametrize(("num_out", "num_in"), [(1024, 2048), (1024, 3072), (152, 896)])
-def test_joined_products(rows: int, num_out: int, num_in: int) -> None:
-    """A residual and its norm: close to float64, at every level the same, in a graph."""
-    from llm.kernels.split_products import Scaled, add_product, multiply_split
-    from llm.kernels.tuning import split_tiles
+@pytest.mark.parametrize("parts", [1, 8])
+def test_rows_are_added_and_normalised(parts: int) -> None:
+    from llm.kernels.split_products import add_normalised
 
-    x, weight = normal(rows, num_in), normal(num_out, num_in, scale=num_in**-0.5)
-    residual, gain, following = normal(rows, num_out), normal(num_out).float(), normal(64, num_out)
-    expected = residual.double() + x.double() @ weight.double().t()
-    tiles, next_tiles = split_tiles(num_out, num_in), split_tiles(64, num_out, is_whole=True)
-    added, product = residual.clone(), torch.empty(rows, 64, device="cuda")
-
-    def run(level: int) -> Scaled:
-        added.copy_(residual)
-        found = add_product(x, weight, tiles, added, gain, EPSILON, level=level)
-        multiply_split(found, following, next_tiles, out=product, level=level)
-        return found
-
-    found = run(0)
-    assert relative_error(added, expected) < TOLERANCE
-    assert relative_error(product, normalised(added, gain) @ following.double().t()) < TOLERANCE
-    kept = added.clone(), found.x.clone(), product.clone()
-    for level in (1, 2):
-        other = run(level)
-        assert all(map(torch.equal, kept, (added, other.x, product)))
-    assert torch.equal(captured(lambda: run(2).x), kept[1])
-    assert torch.equal(product, kept[2])
-
-
-def test_rows_are_gathered_and_normalised() -> None:
-    from llm.kernels.split_products import normalise_rows
-
-    table, gain = normal(900, 1024), normal(1024).float()
-    codes = torch.randint(900, (37,), device="cuda", dtype=torch.int32)
+    x, gain = normal(37, 1024), normal(1024)
+    sums = torch.randn(parts, 37, 1024, device="cuda")
+    expected = x.double() + sums.double().sum(0)
     for level in (0, 1, 2):
-        x = normal(37, 1024)
-        found = normalise_rows(table, gain, EPSILON, x, codes=codes, level=level)
-        assert torch.equal(x, table[codes])
-        assert relative_error(found.x, normalised(x, gain)) < TOLERANCE
+        added = x.clone()
+        found = add_normalised(added, sums, gain, EPSILON, added, level=level)
+        assert relative_error(added, expected) < TOLERANCE
+        assert relative_error(found, normalised(added, gain)) < TOLERANCE

@@ -31,7 +31,6 @@ struct alignas(8) float2 { float x, y; };
 struct Place { int x, y; };
 
 const int MOST_BYTES = 227 * 1024, MOST_WARPS = 32, STACK_BYTES = 1 << 16;
-const int TURNS = 64;  // of a program's threads before another one of the cluster runs
 alignas(128) char shared[MOST_BYTES];
 
 struct Fiber {
@@ -40,20 +39,14 @@ struct Fiber {
     bool has_ended;
 };
 struct Barrier { int waiting, generation, threads; };
-struct Program {
-    Fiber* fibers;
-    Barrier of_warp[MOST_WARPS], of_program;
-    u32 registers[MOST_WARPS][32][6];
-    char* memory;  // while others of the cluster run
-};
 
-static Program* programs;  // of a cluster
-static int num_programs, running;
-static Barrier of_cluster;
+static Fiber* fibers;
 static ucontext_t scheduler;
 static int current;
 static Place blockIdx, gridDim;
 static struct { struct { operator int() const { return current; } } x; } threadIdx;
+static Barrier of_warp[MOST_WARPS], of_program;
+static u32 registers[MOST_WARPS][32][6];
 
 static void wait_at(Barrier& barrier) {
     const int own = barrier.generation;
@@ -63,18 +56,17 @@ static void wait_at(Barrier& barrier) {
             barrier.waiting = 0;
             barrier.generation++;
         } else {
-            swapcontext(&programs[running].fibers[current].context, &scheduler);
+            swapcontext(&fibers[current].context, &scheduler);
         }
     }
 }
 
-static void __syncthreads() { wait_at(programs[running].of_program); }
-static void __syncwarp() { wait_at(programs[running].of_warp[current / 32]); }
-static void wait_for_cluster() { wait_at(of_cluster); }
+static void __syncthreads() { wait_at(of_program); }
+static void __syncwarp() { wait_at(of_warp[current / 32]); }
 
 template <class T>
 static T __shfl_sync(u32, T value, int lane) {
-    auto& warp = programs[running].registers[current / 32];
+    auto& warp = registers[current / 32];
     memcpy(warp[current % 32], &value, 4);
     __syncwarp();
     T found;
@@ -132,12 +124,6 @@ static void copy_some(u32 target, const void* source, int bytes, bool exists) {
     else memset(shared + target, 0, bytes);
 }
 
-static float4 load_from(u32 program, u32 address) {
-    float4 found;
-    memcpy(&found, (int)program == running ? shared + address : &programs[program].memory[address], 16);
-    return found;
-}
-
 static void copy16(u32 target, const void* source) { copy_some(target, source, 16, true); }
 static void copy16_if(bool exists, u32 target, const void* source) {
     if (exists) copy16(target, source);
@@ -175,7 +161,7 @@ static u32 add_pairs(u32 pair, u32 other) {
 // `product(a, b, index)` of two registers' numbers.
 template <int PER, class T, class F>
 static void multiply_tile(T* sums, const u32* a, const u32* b, int depth, F product) {
-    auto& warp = programs[running].registers[current / 32];
+    auto& warp = registers[current / 32];
     const int lane = current % 32, group = lane / 4, thread = lane % 4, run = 4 * PER;
     memcpy(warp[lane], a, 8 * depth / run);
     memcpy(warp[lane] + 4, b, 4 * depth / run);
@@ -219,82 +205,48 @@ static const Arguments* arguments;
 
 static void begin() {
     run_thread(*arguments);
-    Program& program = programs[running];
-    program.fibers[current].has_ended = true;
-    program.of_warp[current / 32].threads--;
-    program.of_program.threads--;
-    of_cluster.threads--;
-    swapcontext(&program.fibers[current].context, &scheduler);
+    fibers[current].has_ended = true;
+    of_warp[current / 32].threads--;
+    of_program.threads--;
+    swapcontext(&fibers[current].context, &scheduler);
 }
 
-static void prepare(Program& program, int num_threads) {
-    memset(program.memory, 0xff, MOST_BYTES);
-    for (Barrier& barrier : program.of_warp) barrier = {0, 0, 32};
-    program.of_program = {0, 0, num_threads};
+static void run_program(int num_threads) {
+    memset(shared, 0xff, sizeof shared);
+    for (Barrier& barrier : of_warp) barrier = {0, 0, 32};
+    of_program = {0, 0, num_threads};
     for (int i = 0; i < num_threads; i++) {
-        Fiber& fiber = program.fibers[i];
+        Fiber& fiber = fibers[i];
         fiber.has_ended = false;
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack;
         fiber.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&fiber.context, begin, 0);
     }
+    while (of_program.threads)
+        for (current = 0; current < num_threads; current++)
+            if (!fibers[current].has_ended) swapcontext(&scheduler, &fibers[current].context);
 }
 
-// Run the programs of a cluster in turn, each until its threads wait.
-static void run_cluster(int first, int num_threads) {
-    for (int i = 0; i < num_programs; i++) prepare(programs[i], num_threads);
-    of_cluster = {0, 0, num_threads * num_programs};
-    for (bool runs = true; runs;) {
-        runs = false;
-        for (running = 0; running < num_programs; running++) {
-            Program& program = programs[running];
-            blockIdx.y = first + running;
-            memcpy(shared, program.memory, sizeof shared);
-            for (int turn = 0; turn < TURNS && program.of_program.threads; turn++)
-                for (current = 0; current < num_threads; current++) {
-                    if (program.fibers[current].has_ended) continue;
-                    runs = true;
-                    swapcontext(&scheduler, &program.fibers[current].context);
-                }
-            memcpy(program.memory, shared, sizeof shared);
-        }
-    }
-}
-
-static void allocate(Program& program, int num_threads) {
-    program.memory = (char*)malloc(MOST_BYTES);
-    program.fibers = (Fiber*)malloc(num_threads * sizeof(Fiber));
-    for (int i = 0; i < num_threads; i++) program.fibers[i].stack = (char*)malloc(STACK_BYTES);
-}
-
-static void release(Program& program, int num_threads) {
-    for (int i = 0; i < num_threads; i++) free(program.fibers[i].stack);
-    free(program.fibers);
-    free(program.memory);
-}
-
-static bool is_inside(const Program& program, int bytes) {
+static bool is_inside(int bytes) {
     for (int i = bytes; i < MOST_BYTES; i++)
-        if ((unsigned char)program.memory[i] != 0xff) return false;
+        if ((unsigned char)shared[i] != 0xff) return false;
     return true;
 }
 
 // Run all programs, and return whether none wrote beyond its shared memory.
-extern "C" int launch(
-    int width, int height, int num_threads, int bytes, int cluster, const Arguments* given) {
+extern "C" int launch(int width, int height, int num_threads, int bytes, const Arguments* given) {
     arguments = given;
     gridDim = {width, height};
-    num_programs = cluster;
-    programs = (Program*)calloc(cluster, sizeof(Program));
-    for (int i = 0; i < cluster; i++) allocate(programs[i], num_threads);
+    fibers = (Fiber*)malloc(num_threads * sizeof(Fiber));
+    for (int i = 0; i < num_threads; i++) fibers[i].stack = (char*)malloc(STACK_BYTES);
     bool are_inside = true;
-    for (int y = 0; y < height; y += cluster)
+    for (blockIdx.y = 0; blockIdx.y < height; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < width; blockIdx.x++) {
-            run_cluster(y, num_threads);
-            for (int i = 0; i < cluster; i++) are_inside &= is_inside(programs[i], bytes);
+            run_program(num_threads);
+            are_inside &= is_inside(bytes);
         }
-    for (int i = 0; i < cluster; i++) release(programs[i], num_threads);
-    free(programs);
+    for (int i = 0; i < num_threads; i++) free(fibers[i].stack);
+    free(fibers);
     return are_inside;
 }

@@ -45,10 +45,7 @@ class EmulatedKernel:
         arguments: ctypes.Structure,
         *,
         is_early: bool = False,
-        cluster: int = 1,
     ) -> None:
         """Run the kernel; see `CudaKernel`."""
-        is_inside = self._library.launch(
-            *grid, num_threads, shared_bytes, cluster, ctypes.byref(arguments)
-        )
+        is_inside = self._library.launch(*grid, num_threads, shared_bytes, ctypes.byref(arguments))
         assert is_inside, "a program wrote beyond its shared memory"

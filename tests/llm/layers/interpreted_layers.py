@@ -6,10 +6,7 @@ The interpreter executes a kernel block by block, without compilation.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,26 +20,18 @@ from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists
 from llm.attention.sdpa import SdpaBackend
 from llm.batch import ForwardBatch, ForwardMode
-from llm.kernels import split_products
 from llm.kernels.blocks import Blocks, Tiles
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.experts import choose_experts, sort_pairs
 from llm.kernels.float8 import gate_quantized, normalise_quantized, quantize
-from llm.kernels.frames import attend_frame, warps_for
+from llm.kernels.frames import attend_frame
 from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import FLOAT8, ScaledProduct, quantize_rows
-from llm.kernels.split_products import (
-    Scaled,
-    add_product,
-    multiply_gated,
-    multiply_split,
-    normalise_rows,
-)
+from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
 from llm.kernels.tuning import MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
-from llm.layers import split_depth
 from llm.layers.decoder import (
     AttentionShape,
     AttentionWeights,
@@ -74,7 +63,6 @@ from llm.layers.split_depth import SplitFrames
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 from llm.request import FrameShape
-from tests.llm.kernels.cuda_emulator import EmulatedKernel
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -682,101 +670,45 @@ def test_attention_within_a_frame(
     torch.testing.assert_close(cache[1], torch.stack(values, dim=1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [64, 96, 128])
-def test_warps_of_a_frame(size: int) -> None:
-    """Triton takes powers of two."""
-    warps = [warps_for(position, size) for position in (0, 1, 31, 32, 40, 64)]
-    assert all(count.bit_count() == 1 for count in warps)
-    assert warps == sorted(warps)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of compiled kernels, which tests with the same ones share."""
-    return tmp_path_factory.mktemp("emulated")
-
-
-@pytest.fixture
-def emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels in CUDA C++ on the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    monkeypatch.setattr(EmulatedKernel, "folder", folder, raising=False)
-    monkeypatch.setattr(split_products, "CudaKernel", EmulatedKernel)
-    monkeypatch.setattr(split_depth, "room_on", lambda device: 227 * 1024)
-    split_products._kernel.cache_clear()
-    yield
-    split_products._kernel.cache_clear()
-
-
-@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("tiles", "num_out", "num_in"),
     [
-        (Tiles(16, 1, 64, 4, 3), 32, 64),
-        (Tiles(32, 2, 64, 4, 3), 50, 256),  # not all outputs of the last tile
-        (Tiles(48, 1, 64, 4, 2), 28, 200),  # more chunks than are in flight
-        (Tiles(16, 3, 128, 4, 3), 13, 264),  # a shorter part, and a remainder
-        (Tiles(16, 4, 64, 4, 3), 16, 128),  # parts without inputs
+        (Tiles(16, 1, 32, 4, 3), 32, 64),
+        (Tiles(32, 2, 32, 4, 3), 50, 128),  # not all outputs of the last tile
+        (Tiles(16, 3, 16, 4, 3), 13, 72),  # a shorter part, and a remainder
+        (Tiles(16, 4, 32, 4, 3), 16, 64),  # parts without inputs
     ],
     ids=str,
 )
 @pytest.mark.parametrize("rows", [3, 33])
 def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
-    x, weight = normal(rows, num_in, dtype=HALF), normal(2 * num_out, num_in, dtype=HALF)
+    x, weight = normal(rows, num_in), normal(2 * num_out, num_in)
     expected = x.double() @ weight.double().t()
-    found = multiply_split(Scaled(x), weight, tiles)
+    found = multiply_split(x, weight, tiles)
     assert found.shape == (tiles.splits, rows, 2 * num_out)
     assert relative_error(found.sum(0), expected) < 1e-6
     if tiles.splits == 1:
         wide = torch.full((rows, 2 * num_out + 8), torch.nan)
-        multiply_split(Scaled(x), weight, tiles, out=wide[:, : 2 * num_out])
+        multiply_split(x, weight, tiles, out=wide[:, : 2 * num_out])
         assert torch.equal(wide[:, : 2 * num_out], found[0])
         assert bool(wide[:, 2 * num_out :].isnan().all())
         gate_half, up = expected.chunk(2, dim=1)
-        gated = multiply_gated(Scaled(x), weight, replace(tiles, block_out=tiles.block_out // 2))
-        assert relative_error(gated, F.silu(gate_half) * up) < 3e-3
+        gated = multiply_gated(x, weight, tiles)
+        assert relative_error(gated, F.silu(gate_half) * up) < 1e-6
 
 
-@pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(
-    ("tiles", "num_out", "num_in", "rows"),
-    [
-        (Tiles(64, 4, 64, 4, 4), 128, 512, 3),
-        (Tiles(16, 3, 128, 4, 2), 40, 520, 33),  # rows, outputs and inputs that do not divide
-    ],
-    ids=str,
-)
-def test_joined_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
-    """A residual and its norm, whose rows are divided by their roots in the next product."""
-    x, weight, residual = normal(rows, num_in), normal(num_out, num_in), normal(rows, num_out)
-    x, weight, residual = x.to(HALF), (weight * num_in**-0.5).to(HALF), residual.to(HALF)
-    gain, following = normal(num_out), normal(2 * 24, num_out, dtype=HALF)
-    expected = residual.double() + x.double() @ weight.double().t()
-    found = add_product(x, weight, tiles, residual, gain, EPSILON)
-    assert relative_error(residual, expected) < 3e-3
-    exact = normalised(residual, gain)
-    own = found.x.double() * torch.rsqrt(
-        found.squares.double().sum(1, keepdim=True) + found.epsilon
-    )
-    assert relative_error(own, exact) < 3e-3
-    product = exact @ following.double().t()
-    sums = multiply_split(found, following, Tiles(48, 1, 64, 4, 2))
-    assert relative_error(sums.sum(0), product) < 3e-3
-    left, right = product.chunk(2, dim=1)
-    gated = multiply_gated(found, following, Tiles(24, 1, 64, 4, 2))
-    assert relative_error(gated, F.silu(left) * right) < 6e-3
-
-
-def test_rows_are_gathered_and_normalised() -> None:
-    x, table, norm = normal(5, 48), normal(9, 48), RMSNorm(normal(48), 1e-5)
-    found = normalise_rows(table[2:7], norm.gain, norm.epsilon, x)
-    assert torch.equal(x, table[2:7])
-    assert torch.allclose(found.x, norm(x), atol=1e-6)
-    codes = torch.tensor([3, 0, 8, 8, 1], dtype=torch.int32)
-    found = normalise_rows(table, norm.gain, norm.epsilon, x, codes=codes)
+@pytest.mark.parametrize("parts", [0, 3])
+def test_rows_are_added_and_normalised(parts: int) -> None:
+    x, norm = normal(5, 48), RMSNorm(normal(48), 1e-5)
+    sums = normal(parts, 5, 48) if parts else None
+    expected = x + sums.sum(0) if sums is not None else x.clone()
+    found = add_normalised(x, sums, norm.gain, norm.epsilon, x)
+    assert torch.allclose(x, expected, atol=1e-6)
+    assert torch.allclose(found, norm(expected), atol=1e-5)
+    table, codes = normal(9, 48), torch.tensor([3, 0, 8, 8, 1], dtype=torch.int32)
+    found = add_normalised(table, None, norm.gain, norm.epsilon, x, codes=codes)
     assert torch.equal(x, table[codes])
-    assert torch.allclose(found.x, norm(x), atol=1e-6)
+    assert torch.allclose(found, norm(x), atol=1e-6)
 
 
 def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) -> DepthTransformer:
@@ -784,7 +716,7 @@ def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) ->
     made = torch.Generator().manual_seed(5)
     hidden, inner, heads, kv_heads, size = 48, 80, 4, 2, 16
     wide = hidden + 8 if projects else hidden
-    dtype = HALF
+    dtype = torch.float16
     factory = LinearFactory(dtype=dtype, device=torch.device("cpu"), int8=False, vendor_blas=True)
 
     def linear(num_out: int, num_in: int) -> Linear:
@@ -818,7 +750,6 @@ def depth_transformer(kernels: KernelSet, *, head_norm: bool, projects: bool) ->
     )
 
 
-@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("kernels", "head_norm", "projects", "counts"),
     [(ALL, True, False, (1, 4, 5)), (ALL, False, True, (4,)), (VENDOR, True, True, (1, 4))],
@@ -836,11 +767,11 @@ def test_a_depth_transformer(
     options = {"head_norm": head_norm, "projects": projects}
     plain, own = (depth_transformer(chosen, **options) for chosen in (KernelSet(), kernels))
     for rows in counts:
-        hidden = normal(rows, plain.embedding.shape[1], dtype=HALF)
+        hidden = normal(rows, plain.embedding.shape[1], dtype=torch.float16)
         frames, expected = own.begin(hidden), plain.begin(hidden)
         assert isinstance(frames, SplitFrames) == (rows == 4 and kernels is ALL)
         for code in range(3):
             codes = torch.randint(0, 12 + 8 * (code == 0), (rows,), dtype=torch.int32)
             found = frames.next_logits(codes)
             assert found.shape == (rows, 12)
-            assert relative_error(found, expected.next_logits(codes)) < 3e-2
+            assert relative_error(found, expected.next_logits(codes)) < 5e-3
