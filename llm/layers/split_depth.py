@@ -10,8 +10,7 @@
                            └ multiply_split ─> logits
 
 The matrices of a layer are read from memory once for each code, while each kernel takes a few
-microseconds: the kernels are few, start before the one before them ends (launch level 2), and
-ask for their part of the matrix first.
+microseconds: the kernels are few, and start before the one before them ends (launch level 2).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def run_with_server(
 
 
 def config(seed: int | None = 7, max_tokens: int | None = 40, **values: Any) -> pb.SynthesisConfig:
-    """Return a config with few speech tokens: random weights rarely choose the end token."""
+    """Return a config with few speech tokens: some sentences of random weights do not end."""
     proto = pb.SynthesisConfig(**values)
     if max_tokens is not None and "sampling" not in values:
         proto.sampling.max_tokens = max_tokens

@@ -24,6 +24,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tts.errors import ServerBusyError, StreamLimitError
@@ -96,7 +97,7 @@ class Admission:
     ) -> AsyncIterator[LocalSlot]:
         """Yield a slot at once, which the body enters: it is queued when it waits for the slot."""
         async with AsyncExitStack() as stack:
-            yield LocalSlot(self._hold(client), stack, on_held)
+            yield LocalSlot(partial(self._hold, client), stack, on_held)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the counts contradict each other."""
@@ -170,11 +171,11 @@ class LocalSlot:
 
     def __init__(
         self,
-        holding: AbstractAsyncContextManager[None],
+        hold: Callable[[], AbstractAsyncContextManager[None]],
         stack: AsyncExitStack,
         on_held: Callable[[], None],
     ) -> None:
-        self._holding, self._stack, self._on_held = holding, stack, on_held
+        self._hold, self._stack, self._on_held = hold, stack, on_held
         self.is_held = False
         """Whether the call holds the slot."""
 
@@ -184,6 +185,6 @@ class LocalSlot:
     async def held(self) -> None:
         """See `Slot`."""
         if not self.is_held:
-            await self._stack.enter_async_context(self._holding)
+            await self._stack.enter_async_context(self._hold())
             self.is_held = True
             self._on_held()

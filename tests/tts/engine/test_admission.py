@@ -138,6 +138,22 @@ def test_cancelled_calls_leave_the_queue() -> None:
     run(scenario())
 
 
+def test_a_wait_for_a_place_may_be_given_up_and_begun_again() -> None:
+    async def scenario() -> None:
+        admission = Admission(AdmissionLimits(max_running=1, max_waiting=1, max_per_client=2))
+        async with admission.request("a") as slot:
+            async with admission.enter("b"):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(slot.held(), 0.01)
+                assert (slot.is_held, admission.waiting) == (False, 0)
+            await slot.held()
+            await slot.held()  # again: nothing
+            assert (slot.is_held, admission.running) == (True, 1)
+        assert (admission.running, admission.waiting) == (0, 0)
+
+    run(scenario())
+
+
 def test_a_place_given_to_a_cancelled_call_is_passed_on() -> None:
     async def scenario() -> None:
         callers = Callers(running=1, waiting=2)

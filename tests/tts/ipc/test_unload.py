@@ -181,14 +181,20 @@ def test_a_job_waits_for_its_slot_at_the_next_engine(engine_client: LocalEngineC
     run(scenario)
 
 
+@pytest.mark.parametrize("first", ["farewell", "disconnection"])
 def test_a_front_end_that_reads_late_waits_for_the_next_engine(
-    engine_client: LocalEngineClient, monkeypatch: pytest.MonkeyPatch
+    engine_client: LocalEngineClient, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """The engine exits without its goodbye."""
+    """The engine exits without its goodbye. `first`: what the event loop of the front end hears of
+    first.
+    """
     monkeypatch.setattr(engine_server, "UNLOAD_S", 0.0)
 
     async def scenario() -> None:
         async with hosted(engine_client) as (host, client):
+            if first == "disconnection":
+                replies = client._link._replies
+                asyncio.get_running_loop().remove_reader(replies._descriptor)
             await host.unload()
             await wait_until(lambda: not client.takes_work)
             reading = asyncio.create_task(read(client, text("t", exactly=8)))

@@ -155,19 +155,24 @@ def test_failures_of_the_engine_are_errors(prompts: PromptBuilder) -> None:
 
 
 def test_a_stop_string_frees_the_engine(service: Service) -> None:
-    sampling = SamplingParams(seed=3, max_tokens=120, ignore_eos=True)
-    request = Request("r", tuple(b"hello"), sampling)
-
-    async def text(*stops: str) -> str:
+    async def text(max_tokens: int, *stops: str) -> str:
+        sampling = SamplingParams(seed=3, max_tokens=max_tokens, ignore_eos=True)
         generator = TextGenerator(service.client, service.prompts)
-        return "".join([piece.text async for piece in generator.write(request, stops)])
+        pieces = generator.write(Request("r", tuple(b"hello"), sampling), stops)
+        return "".join([piece.text async for piece in pieces])
+
+    async def num_cancelled() -> int:
+        stats = (await service.client.status()).stats
+        assert stats is not None
+        return stats.sequences.finished[FinishReason.CANCELLED]
 
     async def ask() -> None:
-        free = await text()
+        free, before = await text(120), await num_cancelled()
         assert len(free) > 50
-        stopped = await text(free[3:5])
+        stopped = await text(900, free[3:5])
         assert stopped == free[: free.index(free[3:5])]
         await wait_until_idle(service.client)
+        assert await num_cancelled() == before + 1
 
     asyncio.run(ask())
 
