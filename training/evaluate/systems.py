@@ -25,9 +25,9 @@ from tts.api.voice import LoadedVoice
 
 AT_ONCE = 8  # lines that our voice speaks in one batch
 THEIRS = {ours: theirs for theirs, ours in NAMES.items() if theirs not in SPANISH}
-"""The teacher's voices that the English ones learned from."""
+"""The teacher's names of the voices that our English ones learned from, by our names."""
 SPANISH_VOICES = {NAMES[name]: voice for name, voice in SPANISH.items()}
-"""The teacher's names of the voices, by ours."""
+"""The mixtures that our Spanish ones learn from, by our names."""
 VoicedLine = tuple[str, str]
 """A text and our name of the voice that speaks it."""
 

@@ -370,6 +370,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.packages:
         print(*PACKAGES)
         return
+    if not args.out:
+        parser.error("--out is required")
     corpus = prose(random.Random(args.seed))
     lines = choose(corpus, rare_words(), args.count, args.seed)
     args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 
 from training.kokoro.convert import VOICES_FILE
+from training.kokoro.phonemes import SPANISH, table
 from training.kokoro.style import NAMED_SHARE
 from training.speech_codec.config import DESIGNS, save_config
 
@@ -323,6 +324,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(own)
     if not 1 <= args.planner_gpus <= num_gpus():
         parser.error(f"--planner-gpus {args.planner_gpus}: this machine has {num_gpus()} GPUs")
+    if args.reader and not args.coder:
+        parser.error("--reader: it needs --coder")
+    if args.spanish and not table(args.phonemes, SPANISH).exists():
+        parser.error(f"--spanish: there is no {table(args.phonemes, SPANISH)}")
     args.rest, args.rest_lm = rest, rest_lm
     args.out.mkdir(parents=True, exist_ok=True)
     visit = Visit(args)

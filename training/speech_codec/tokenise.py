@@ -16,8 +16,8 @@ OUT/tokens_SEED_NUMBER.npz, of a plan's name, holds:
     voiced     uint16 [L]     codes of each line up to where its voice ends; 0 without voice
     rise       float16 [L]    semitones by which the plan's pitch rises there (`training.rises`),
                               or NaN
-    voice      int16 [N]      number of a named voice among the English ones, -1: a mixture, whose
-                              name is this file's and the session's number
+    voice      int16 [N]      number of a named voice (`StyleBook.named`), -1: a mixture, whose name
+                              is this file's and the session's number
     accent     uint8 [N]
     rows       uint16 [N, R, K]  voice tokens: the voice's own, then some with random errors, as
                               those of a clip have
@@ -124,7 +124,7 @@ def clearer(
     pitch = plan["pitch"].copy()
     for start, end in zip(first, ends, strict=True):
         phones = plan["phones"][start // PHONE_GRID : end // PHONE_GRID]
-        if phones[phones > SILENCE][-1:] == QUESTION:
+        if phones[phones > SILENCE][-1:].tolist() == [QUESTION]:
             own = slice(start // CURVE_GRID, end // CURVE_GRID)
             pitch[own] = emphasised(pitch[own], CURVE_GRID / SAMPLE_RATE, semitones)
     return pitch

@@ -11,8 +11,10 @@ the name of the token before its texts and the letters that are not ASCII.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from decoder import CodecSpec
@@ -22,13 +24,13 @@ from tts.families.base import Checkpoint, FamilyTraits, SpeechFamily, SpeechVoca
 from tts.families.ipa import LONG, SymbolTable
 from tts.text.clean import clean_word
 from tts.text.ipa import OPEN, parts_of
-from tts.text.languages.registry import primary
+from tts.text.languages.registry import is_english, primary
 from tts.voices.types import Voice
 
 START_OF_SPEECH, END_OF_SPEECH = "<|start_of_speech|>", "<|end_of_speech|>"
 SYMBOLS = "<|symbols|>"  # symbols follow, until the next byte
 BRITISH = "en-GB"
-BYTES_PER_LETTER = 2  # of a language besides English, at most
+OTHERS = re.compile(r"[^\x00-\x7f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,16 @@ class Language:
     letters: frozenset[str]  # that are not ASCII
 
     def reduced(self, text: str) -> str:
-        """Return a text in these letters and ASCII."""
+        """Return a text in these letters and ASCII; others become what English texts have."""
+        return OTHERS.sub(self._reduced, text)
+
+    def _reduced(self, found: re.Match[str]) -> str:
+        runs = groupby(found.group(), self.letters.__contains__)
         return "".join(
-            sign
-            if sign.isascii() or sign in self.letters
-            else clean_word(sign, ascii_only=True, keep_signs=False)[0]
-            for sign in text
+            "".join(run)
+            if is_own
+            else clean_word("".join(run), ascii_only=True, keep_signs=False)[0]
+            for is_own, run in runs
         )
 
 
@@ -77,7 +83,14 @@ class SonantFamily(SpeechFamily):
         return FamilyTraits(
             ascii_only=True,
             languages=tuple(self._languages),
-            tokens_per_character=BYTES_PER_LETTER if self._languages else 1,
+            tokens_per_character=max(
+                (
+                    len(letter.encode())
+                    for one in self._languages.values()
+                    for letter in one.letters
+                ),
+                default=1,
+            ),
             needs_transcript=False,
         )
 
@@ -129,18 +142,22 @@ class SonantFamily(SpeechFamily):
         return value
 
     def _languages_of_texts(self) -> dict[str, Language]:
-        found: Any = self.checkpoint.speech.get("languages", {})
+        given: Any = self.checkpoint.speech.get("languages", {})
+        found: dict[str, Language] = {}
         try:
-            return {
-                primary(code): Language(
-                    self.tokenizer.control_id(value["token"]), frozenset(value["letters"])
+            for code, value in given.items():
+                token, letters = value["token"], value["letters"]
+                if is_english(code) or primary(code) in found or not isinstance(letters, str):
+                    raise TypeError
+                found[primary(code)] = Language(
+                    self.tokenizer.control_id(token), frozenset(letters)
                 )
-                for code, value in found.items()
-            }
         except (AttributeError, KeyError, TypeError):
             raise self._error(
-                'languages must be such as {"es": {"token": "<|spanish|>", "letters": "áéíóúüñ"}}'
+                "languages, besides English, must be such as "
+                '{"es": {"token": "<|spanish|>", "letters": "áéíóúüñÁÉÍÓÚÜÑ"}}'
             ) from None
+        return found
 
     def _phonemes_of_symbols(self) -> list[str]:
         values: Any = self.checkpoint.speech.get("symbols")

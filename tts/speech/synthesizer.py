@@ -229,7 +229,7 @@ class Synthesizer:
             if key not in known:
                 known[key] = self._text_options(request, voice, field)
             found = known[key]
-            languages = () if self.settings.traits.ascii_only else text.languages(found.language)
+            languages = () if found.ascii_only else text.languages(found.language)
             return replace(found, phonemes=found.phonemes + text.phonemes, languages=languages)
 
         return ScriptWriter(

@@ -104,6 +104,12 @@ def test_all_kinds_of_lines_are_chosen_and_none_that_judges() -> None:
     assert max(map(len, lines)) <= spanish.MAX_CHARACTERS
 
 
+def test_lines_need_a_file_before_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        spanish.main(["--count", "3"])
+    assert "--out is required" in capsys.readouterr().err
+
+
 def test_the_judging_sentences_are_spanish() -> None:
     judging = spanish.HELD_OUT.read_text("utf-8").splitlines()
     assert len(set(judging)) == 40

@@ -192,6 +192,21 @@ def test_planners_need_gpus_of_this_machine(
     assert f"--planner-gpus {given}: this machine has 2 GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--reader=reader.safetensors", "--reader: it needs --coder"),
+        ("--spanish=0.5", "--spanish: there is no "),
+    ],
+)
+def test_what_a_visit_lacks_ends_it_at_once(
+    flags: list[str], capsys: pytest.CaptureFixture[str], given: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        visit.main([*flags, given])
+    assert message in capsys.readouterr().err
+
+
 def test_processes_run_in_parallel_and_all_are_waited_for(tmp_path: Path) -> None:
     processes = visit.Processes(tmp_path)
     processes.start("fine", 0, "this", [])

@@ -107,7 +107,10 @@ def test_clearer_ends_of_questions(plan: dict[str, np.ndarray]) -> None:
         own = plan["pitch"][line * values : (line + 1) * values]
         own[:] = np.append(np.full(values - 6, 100.0), np.full(6, 100.0 * 2 ** (rise / 12)))
         plan["phones"][(line + 1) * LINE // PHONE_GRID - 1] = 4 if line == 3 else QUESTION
+    plan["phones"][4 * LINE // PHONE_GRID : 5 * LINE // PHONE_GRID] = 0  # no phone at all
+    first = plan["lines"][:5, 1]
     made = clearer(plan, first, first + LINE, 1.5)
+    first = first[:count]
     _, rises = ends_of_voice(made, first, first + LINE, TOY.hop)
     assert rises.tolist() == pytest.approx([3.5, 0.25, -3.0, 2.0], abs=0.01)
     assert (made[: values - 6] == plan["pitch"][: values - 6]).all()

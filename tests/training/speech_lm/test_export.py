@@ -55,6 +55,7 @@ from tts.voices.types import Voice, VoicePrompt
 TOY = DESIGNS["toy"]
 ROWS = {"bf_one": [9, 8, 7, 6], "af_heart": [1, 2, 3, 4], "am_michael": [40, 41, 42, 43]}
 SERVED = {"run_model_test_mode": False, "max_length": 768}
+MARKED = {"token": "<|start_of_speech|>", "letters": "é"}
 SIZES = ModelConfig(CODEBOOK, 128, 2, 2, 1, 384, max_tokens=768)
 
 
@@ -210,6 +211,8 @@ def test_a_language_chooses_its_voice_which_reads_its_letters(bilingual: Service
     assert text == "Ñandúes en Łódź: veintiún años!"
     wanted = tokens_of_spanish("Ñandúes en Lódz: veintiún años!")
     assert list(prompts.speech_prompt(text, voice)) == [*row, *wanted, START_OF_SPEECH]
+    greek = prompts.speech_prompt("Ñu Αθήνα ó πñ 日本", voice)
+    assert list(greek) == [*row, *tokens_of_spanish("Ñu  ó piñ "), START_OF_SPEECH]
     word = spelled(Symbols(KNOWN).places("ˈod")).tolist()
     got = prompts.speech_prompt(f"ñ {marked('ˈod')}", voice)
     assert list(got) == [*row, *tokens_of_spanish("ñ "), *word, START_OF_SPEECH]
@@ -436,8 +439,12 @@ def folder_without(folder: Path, name: str, parent: Path) -> Path:
         ({"first_code": "x"}, "first_code must be a token's number"),
         ({"symbols": "abc"}, "symbols must be a list"),
         ({"colour": 1}, "sonant has no colour"),
-        ({"languages": ["es"]}, "languages must be such as"),
-        ({"languages": {"es": "<|start_of_speech|>"}}, "languages must be such as"),
+        ({"languages": ["es"]}, "must be such as"),
+        ({"languages": {"es": "<|start_of_speech|>"}}, "must be such as"),
+        ({"languages": {"es": MARKED | {"letters": ["é", 1]}}}, "must be such as"),
+        ({"languages": {"es": MARKED, "es-MX": MARKED}}, "must be such as"),
+        ({"languages": {"en-GB": MARKED}}, "languages, besides English, must"),
+        ({"languages": {"": MARKED}}, "languages, besides English, must"),
         (
             {"languages": {"es": {"token": "<|none|>", "letters": "é"}}},
             r"tokenizer.json has no token <\|none\|>",

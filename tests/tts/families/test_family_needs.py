@@ -255,3 +255,21 @@ def test_the_language_of_a_request_reaches_its_text(
         "Am dritten Mai.",
         "Um acht Uhr, dritter, soixante et onze oder zwei mal.",
     ]
+
+
+def test_languages_change_inside_a_text_of_an_ascii_model_where_it_reads_the_letters_of_one(
+    client: RampClient, tiny_checkpoint: Path
+) -> None:
+    synthesizer = build(client, tiny_checkpoint)
+    traits = FamilyTraits(ascii_only=True, languages=("es",))
+    synthesizer.settings = replace(synthesizer.settings, traits=traits)
+    source = (
+        "<speak>Sí, 2 <lang xml:lang='{0}'><say-as interpret-as='cardinal'>2</say-as> y 2</lang>."
+        "</speak>"
+    )
+    for language, other in (("es", "en"), ("en", "es")):
+        voice = Voice("v", control_token="<|voice_0|>", language=language)
+        document = source.format(other)
+        collect_speech(synthesizer, document, voice=voice, markup=read_ssml(document))
+    texts = [bytes(i for i in job.request.prompt_ids if i < 256) for job in client.jobs]
+    assert [text.decode() for text in texts] == ["Sí, dos two y two.", "Si, two two y two."]
