@@ -17,6 +17,7 @@ import errno
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from tts.leftovers import LOCK, SOCKETS, lock, when_released
 LAST_PORT = 65535
 OWNER_ONLY = 0o077
 NAMES = ("request", "cancel", "control", "response")
+LONGEST_PATH = 107 if sys.platform == "linux" else 103
+"""Bytes of a socket file's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,22 @@ class Endpoints:
     def of(cls, base: str, server_id: str = "", *, by_format: bool = False) -> Endpoints:
         """Return the endpoints of a base such as ipc:///tmp/x, tcp://127.0.0.1:5555 or inproc://x.
 
-        Raises ConfigError when a TCP base leaves no room for four ports and the lock's.
+        Raises ConfigError when a TCP base leaves no room for four ports and the lock's, and when
+        the path of a socket file is too long for the system.
         """
         if base.startswith("tcp://"):
             host, port = _host_and_port(base)
             addresses = {n: f"tcp://{host}:{port + offset}" for offset, n in enumerate(NAMES)}
         else:
             addresses = {name: f"{base}-{name}" for name in NAMES}
-        return cls(**addresses, server_id=server_id, base=base, by_format=by_format)
+        found = cls(**addresses, server_id=server_id, base=base, by_format=by_format)
+        longest = max((len(os.fsencode(path)) for path in found.paths), default=0)
+        if longest > LONGEST_PATH:
+            raise ConfigError(
+                f"zmq_endpoint_base={base}: paths of sockets have {longest} bytes, at most "
+                f"{LONGEST_PATH} are possible: choose a shorter base, or a shorter TMPDIR"
+            )
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return (getattr(self, name) for name in NAMES)

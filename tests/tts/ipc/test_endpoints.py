@@ -14,6 +14,7 @@ from llm import ConfigError
 from tests.deadlines import HANG_S
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tts.ipc.endpoints import (
+    LONGEST_PATH,
     Endpoints,
     remove_leftovers,
     remove_stale_replicas,
@@ -45,6 +46,13 @@ def test_tcp_has_ports() -> None:
 def test_tcp_needs_five_ports(base: str) -> None:
     with pytest.raises(ConfigError, match="zmq_endpoint_base"):
         Endpoints.of(base)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_reported() -> None:
+    room = LONGEST_PATH - len("/-response")
+    assert Endpoints.of(f"ipc:///{'x' * room}").paths
+    with pytest.raises(ConfigError, match=rf"{LONGEST_PATH + 2} bytes, at most {LONGEST_PATH}"):
+        Endpoints.of(f"ipc:///{'x' * (room - 2)}éé")
 
 
 def test_a_base_belongs_to_one_server(tmp_path: Path) -> None:
