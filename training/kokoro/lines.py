@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,14 +18,18 @@ from training.corpus import HELD_OUT
 from training.templates import WORDS, fill, letters, number, question
 
 SHARES = {  # of lines that do not ask
-    "long": 0.18,  # 120 characters and more
-    "prose": 0.32,
-    "exclamation": 0.08,
-    "dialogue": 0.09,
-    "list": 0.08,
-    "template": 0.13,  # numbers, dates, names
-    "clause": 0.07,  # without an end: a line that stops at a comma
-    "short": 0.05,  # a word or two
+    "long": 0.17,  # 120 characters and more
+    "prose": 0.27,
+    "exclamation": 0.06,
+    "dialogue": 0.08,
+    "list": 0.07,
+    "template": 0.10,  # numbers, dates, names
+    "clause": 0.06,  # without an end: a line that stops at a comma
+    "short": 0.04,  # a word or two
+    "alike": 0.06,  # words that begin with the same letter, as in a tongue twister
+    "repeated": 0.05,  # words or phrases that come several times
+    "digits": 0.02,  # figures, one by one
+    "word": 0.02,  # one of a few common words, each many times
 }
 ASKED = {  # of questions; all but the first kind are short ones by templates
     "question": 0.25,
@@ -34,7 +38,22 @@ ASKED = {  # of questions; all but the first kind are short ones by templates
     "open": 0.15,  # who, what, where; and "... or ...?"
 }
 QUESTIONS = 0.24  # of all lines
+LEAST_ALIKE = 40  # words of an initial
 OPENERS = ("Oh", "Well", "Look", "Listen", "Yes", "No", "Stop", "Wait", "Help", "Great", "Sorry")
+WORD = (
+    "Yes.", "No.", "Who?", "What?", "Why?", "When?", "Where?", "How?", "Really?", "Again?", "Here?",
+    "Hello.", "Thanks.", "Sorry.", "Maybe.", "Never.", "Always.", "Tomorrow.", "Today.", "Right.",
+    "Stop!", "Wait!", "Go!", "Help!", "Good.", "Fine.", "Okay.", "Please.", "Welcome.", "Goodbye.",
+    "Left.", "Now?",
+)  # fmt: skip
+AGAIN = (
+    "{w}, {w}, {w}, {s}.", "{w} {w} {w} {s}.", "{S}, {s}, and {s} again.", "{S} and {s} and {s}.",
+    "It was {v} {v} {a}.", "It was {v} {v} {v} {a}, and {v} {v} {b}.", "The {a}, {a}, {a} {n}.",
+    "{F}! {F}! {s}!", "{F} said that {F} knew what {F} had seen.", "{n} by {n} by {n}, {s}.",
+    "The {n} that that man had had had no {m}.", "He had had a {n}, and she had had had a {m}.",
+    "Knock, knock. Who is there? {F}. {F} who?", "Is it {a}, {a}, or {b}?",
+)  # fmt: skip
+SMALL_WORDS = ("the", "a", "and", "for", "of", "with", "in", "from", "to")
 SAID = ("said", "asked", "answered", "whispered", "shouted", "replied", "cried", "called")
 NAMES = (
     "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry",
@@ -98,6 +117,43 @@ def counted(rng: random.Random) -> str:
     return f"It says {letters(rng)}."
 
 
+def alike(rng: random.Random, words: Sequence[str]) -> str:
+    """Words of one initial letter, some with a small word in front."""
+    row = rng.sample(words, rng.randint(4, 8))
+    text = " ".join(f"{rng.choice(SMALL_WORDS)} {w}" if rng.random() < 0.25 else w for w in row)
+    return f"{text[0].upper()}{text[1:]}{rng.choice('....!')}"
+
+
+def repeated(rng: random.Random, parts: Sequence[str]) -> str:
+    """A sentence with words or phrases that come several times."""
+    sentence = rng.choice(parts).rstrip(".!?,;:")
+    adjectives, nouns = rng.sample(WORDS["adjectives"], 2), rng.sample(WORDS["nouns"], 2)
+    text = rng.choice(AGAIN).format(
+        S=sentence, s=sentence[0].lower() + sentence[1:], F=rng.choice(NAMES),
+        w=rng.choice(("no", "yes", "please", "again", "now", "more", "well", "step")),
+        v=rng.choice(("very", "really", "so", "too", "much")),
+        a=adjectives[0], b=adjectives[1], n=nouns[0], m=nouns[1],
+    )  # fmt: skip
+    return text[0].upper() + text[1:]
+
+
+def digits(rng: random.Random) -> str:
+    """Figures that are said one by one."""
+    row = rng.choices(WORDS["ones"][:10], k=rng.randint(3, 8))
+    head = rng.choice(("", "The code is ", "It is ", "Call ", "Room ", "The number is ", "Dial "))
+    text = head + rng.choice((" ", ", ")).join(row)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def words_by_initial(lines: Sequence[str]) -> list[list[str]]:
+    """Words of three to nine letters that lines have three times and more, of each initial."""
+    counts = Counter(word for line in lines for word in re.findall(r"\b[a-z]{3,9}\b", line))
+    found: dict[str, list[str]] = defaultdict(list)
+    for word in sorted(word for word, count in counts.items() if count > 2):
+        found[word[0]].append(word)
+    return [words for words in found.values() if len(words) >= LEAST_ALIKE]
+
+
 def shares(questions: float) -> dict[str, float]:
     """Shares of all kinds where this share of the lines asks."""
     others = {kind: (1 - questions) * share for kind, share in SHARES.items()}
@@ -105,13 +161,17 @@ def shares(questions: float) -> dict[str, float]:
 
 
 def choose(corpus: Sequence[str], count: int, seed: int, questions: float = QUESTIONS) -> list[str]:
-    """About `count` different lines, of which a share are questions, shuffled."""
+    """About `count` lines, of which a share are questions, shuffled; all but `WORD` differ."""
     rng = random.Random(seed)
     by_kind: dict[str, list[str]] = defaultdict(list)
     for line in corpus:
         by_kind[kind_of(line)].append(line)
     short = [line for line in by_kind["prose"] if len(line) < 60]
+    initials = words_by_initial(by_kind["prose"]) or [WORDS["nouns"]]
     makers = {
+        "alike": lambda: alike(rng, rng.choice(initials)),
+        "repeated": lambda: repeated(rng, short),
+        "digits": lambda: digits(rng),
         "dialogue": lambda: dialogue(rng, short),
         "list": lambda: listing(rng),
         "exclamation": lambda: exclamation(rng, short),
@@ -122,14 +182,15 @@ def choose(corpus: Sequence[str], count: int, seed: int, questions: float = QUES
     }
     judged = {line for path in HELD_OUT for line in path.read_text(encoding="utf-8").splitlines()}
     chosen: dict[str, None] = {}
-    for kind, share in shares(questions).items():
-        wanted = round(share * count)
+    wanted_of = {kind: round(share * count) for kind, share in shares(questions).items()}
+    words = rng.choices(WORD, k=wanted_of.pop("word"))
+    for kind, wanted in wanted_of.items():
         found = by_kind[kind] if kind != "dialogue" else []
         lines = rng.sample(found, min(wanted, len(found)))
         if kind in makers:
             lines += [makers[kind]() for _ in range(wanted - len(lines))]
         chosen.update(dict.fromkeys(lines))
-    lines = [line for line in chosen if line not in judged]
+    lines = [*words, *(line for line in chosen if line not in judged)]
     rng.shuffle(lines)
     return lines
 

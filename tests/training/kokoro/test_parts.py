@@ -12,7 +12,15 @@ import torch
 
 from training import templates
 from training.kokoro.convert import module_of, without_side
-from training.kokoro.lines import ASKED, SHARES, choose, kind_of
+from training.kokoro.lines import (
+    ASKED,
+    SHARES,
+    WORD,
+    alike,
+    choose,
+    kind_of,
+    words_by_initial,
+)
 from training.kokoro.packages import GRAPH, HASHES, PackageError, check, fetch
 from training.kokoro.phonemes import accents_in, correct, ids_of, read_table, table, write_table
 from training.kokoro.style import HALF, LENGTHS, StyleBook, Voice, thin
@@ -177,7 +185,8 @@ def test_all_kinds_of_lines_are_chosen() -> None:
     corpus += ["Is it here?", "Apples", "It is in the garden,", "ALL OF IT.", "Volume 3 of it is."]
     corpus += ["It went on and on, " + "and on, " * 14 + "and it was over."]
     lines = choose(corpus, 200, 1)
-    assert len(set(lines)) == len(lines)
+    others = [line for line in lines if line not in WORD]
+    assert len(set(others)) == len(others) < len(lines)
     kinds = {kind_of(line) for line in lines}
     assert {"long", "prose", "question", "clause", "short", "exclamation"} <= kinds
     assert any(line.startswith("“") for line in lines)
@@ -191,6 +200,16 @@ def test_all_kinds_of_lines_are_chosen() -> None:
     assert 0.05 < len(tags) / len(asking) < 0.25
     assert 0.1 < len(others) / len(asking) < 0.3
     assert max(len(line.split()) for line in asking) <= templates.MOST_ASKED
+
+
+def test_words_of_one_initial_stand_in_a_row() -> None:
+    middles = [f"{one}{other}" for one in "aeiou" for other in "bdfgklmnt"]
+    lines = ["the old house", " ".join(f"b{middle}" for middle in middles)] * 3
+    lines.append(" ".join(f"c{middle}" for middle in middles))
+    (found,) = words_by_initial(lines)  # all of the others are rare
+    assert found == sorted(f"b{middle}" for middle in middles)
+    words = alike(random.Random(1), found).rstrip(".!").lower().split()
+    assert len([word for word in words if word in found]) >= 4
 
 
 @pytest.mark.parametrize(
