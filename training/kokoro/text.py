@@ -13,6 +13,7 @@ from training.kokoro.blocks import STYLE_DIM, Pointwise, ResidualBlock
 
 NUM_SYMBOLS = 178
 QUESTION = 6  # the question mark's id
+CLOSING = (11, 13, 15, 16)  # ids of what can follow a sentence's mark: " ) ” and a space
 HIDDEN = 512
 MAX_FRAMES = 50  # of a symbol, 25 ms each
 

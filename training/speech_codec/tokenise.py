@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.kokoro.text import QUESTION
+from training.kokoro.text import CLOSING, QUESTION
 from training.kokoro.vocoder import SAMPLE_RATE
 from training.rises import emphasised, rise_at_end, steady
 from training.speech_codec.coder import Coder, load_coder, points_of
@@ -124,7 +124,7 @@ def clearer(
     pitch = plan["pitch"].copy()
     for start, end in zip(first, ends, strict=True):
         phones = plan["phones"][start // PHONE_GRID : end // PHONE_GRID]
-        if phones[phones > SILENCE][-1:].tolist() == [QUESTION]:
+        if phones[~np.isin(phones, (SILENCE, *CLOSING))][-1:].tolist() == [QUESTION]:
             own = slice(start // CURVE_GRID, end // CURVE_GRID)
             pitch[own] = emphasised(pitch[own], CURVE_GRID / SAMPLE_RATE, semitones)
     return pitch

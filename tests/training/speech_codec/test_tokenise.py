@@ -13,7 +13,7 @@ import torch
 from tests.training.takes import SYMBOLS, TOY, take_of, toy_coder, write_coder, write_take
 from training.kokoro.text import QUESTION
 from training.speech_codec.coder import PARTS, PHONE_DIM
-from training.speech_codec.plans import CURVE_GRID, PHONE_GRID
+from training.speech_codec.plans import CURVE_GRID, PHONE_GRID, SILENCE
 from training.speech_codec.tokenise import (
     ERRORS,
     clearer,
@@ -97,8 +97,8 @@ def test_the_end_of_a_lines_voice_and_its_rise_are_kept(plan: dict[str, np.ndarr
 
 
 def test_clearer_ends_of_questions(plan: dict[str, np.ndarray]) -> None:
-    """Questions of the first three lines rise by 2, .5 and -3 semitones; the fourth rises by 2 and
-    is none. Only the codes of those that rise change."""
+    """Questions of the first three lines rise by 2, .5 and -3 semitones, the second one in quotes;
+    the fourth rises by 2 and is none. Only the codes of those that rise change."""
     values, count = LINE // CURVE_GRID, 4
     plan["phones"][:] = 3
     plan["pitch"] = plan["pitch"].astype(np.float32)
@@ -106,7 +106,8 @@ def test_clearer_ends_of_questions(plan: dict[str, np.ndarray]) -> None:
     for line, rise in enumerate((2.0, 0.5, -3.0, 2.0)):
         own = plan["pitch"][line * values : (line + 1) * values]
         own[:] = np.append(np.full(values - 6, 100.0), np.full(6, 100.0 * 2 ** (rise / 12)))
-        plan["phones"][(line + 1) * LINE // PHONE_GRID - 1] = 4 if line == 3 else QUESTION
+        plan["phones"][(line + 1) * LINE // PHONE_GRID - 2] = 4 if line == 3 else QUESTION
+        plan["phones"][(line + 1) * LINE // PHONE_GRID - 1] = 15 if line in (1, 3) else SILENCE
     plan["phones"][4 * LINE // PHONE_GRID : 5 * LINE // PHONE_GRID] = 0  # no phone at all
     first = plan["lines"][:5, 1]
     made = clearer(plan, first, first + LINE, 1.5)
