@@ -107,7 +107,8 @@ def test_spanish_sentences_are_judged_by_codes_and_by_letters(
         ("lucia", "bad cab"), ("lucia", "bad"), ("diego", "bad cab"), ("diego", "bad"),
     ]  # fmt: skip
     assert [one.letters.wrong for one in found] == [3, 0, 3, 0]  # "bad" is what is heard
-    assert all(0 < one.phones.wrong <= one.phones.words for one in found)  # by random weights
+    assert all(0 < one.errors.wrong <= one.errors.words for one in found)  # by random weights
+    assert str(found[0]).endswith(f" {found[0].errors.wrong}/6  bad cab | bad")
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{voice}_{n:02d}.wav" for voice in ("lucia", "diego") for n in range(2)
     }
