@@ -160,16 +160,9 @@ def test_symbols_that_english_lacks_are_learned_without_another_code_for_english
 
 
 def test_new_symbols_without_encoders_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--plans=plans --voices=voices.npz --out=coder --minutes=1 --new-symbols=package"
     with pytest.raises(SystemExit):
-        train(
-            [
-                "--plans=plans",
-                "--voices=voices.npz",
-                "--out=coder",
-                "--new-symbols=package",
-                "--minutes=1",
-            ]
-        )
+        train(flags.split())
     assert "error: --new-symbols needs --coder" in capsys.readouterr().err
 
 
