@@ -48,23 +48,29 @@ class Judges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One sentence in one voice, and what the judges found."""
+    """One sentence in one voice: what a recogniser wrote, and errors of it or of other readings."""
 
     voice: str
     text: str
     heard: str
     natural: float
     errors: WordErrors
-    acoustics: Acoustics
 
     def __str__(self) -> str:
         return (f"{self.voice:8s} {self.natural:.2f} {self.errors.wrong}/{self.errors.words}  "
                 f"{self.text} | {self.heard}")  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedSound(Judged):
+    """The same, with errors of the words and measures of the sound."""
+
+    acoustics: Acoustics
+
+
 def judge(
     speak: Speaker, judges: Judges, voices: Iterable[str], sentences: Sequence[str]
-) -> list[Judged]:
+) -> list[JudgedSound]:
     """Synthesize and judge every sentence in every voice."""
     found = []
     for voice in voices:
@@ -74,7 +80,7 @@ def judge(
             heard = judges.words(clip)
             natural, errors = judges.naturalness(clip), word_errors(text, heard)
             acoustics = Acoustics.of(said.samples, said.sample_rate)
-            found.append(Judged(voice, text, heard, natural, errors, acoustics))
+            found.append(JudgedSound(voice, text, heard, natural, errors, acoustics))
     return found
 
 
@@ -89,7 +95,7 @@ def served(client: SpeechClient) -> Speaker:
     return speak
 
 
-def figures(found: Sequence[Judged], prefix: str = "") -> Iterator[Figure]:
+def figures(found: Sequence[JudgedSound], prefix: str = "") -> Iterator[Figure]:
     """Iterate over the figures of each voice, then of all of them; ranges are over sentences."""
     for voice in (*dict.fromkeys(one.voice for one in found), ""):
         own = [one for one in found if voice in {"", one.voice}]

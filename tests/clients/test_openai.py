@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.tts.engine.jobs import in_slot
 from tests.tts.http.http_serving import HttpServing, http_serving
 from tests.tts.serving import TEXT, hum, run, wav
 from tts.factory import Service
@@ -114,7 +115,7 @@ def test_a_full_queue_is_retried_by_the_package(service: Service) -> None:
     async def ask(served: HttpServing, client: openai.AsyncOpenAI) -> None:
         labels = {"grpc_code": "RESOURCE_EXHAUSTED", "reason": "QUEUE_FULL"}
         async with client_of(served, max_retries=20) as patient:
-            async with served.grpc.server.host.admission.enter("other"):
+            async with in_slot(served.grpc.server.host.admission, "other"):
                 with pytest.raises(openai.RateLimitError) as caught:
                     await client.audio.speech.create(**SPEECH)
                 assert caught.value.code == "queue_full"

@@ -21,7 +21,7 @@ import soundfile
 
 from benchmarks.report import Figure, Report, lines_of, publish
 from benchmarks.speech_judges import SpeechJudges, prepared
-from benchmarks.understood import SEED, Clip, Judges
+from benchmarks.understood import SEED, Clip, Judged, Judges
 from benchmarks.word_errors import WordErrors, edit_distance, total
 from training.evaluate.reading import PhoneReader, load_with_codes, phones_of
 from training.evaluate.systems import SPANISH_VOICES, Teacher
@@ -38,19 +38,10 @@ Said = Callable[[str, str], tuple[Clip, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One sentence in one voice: what the English recogniser wrote, and phones of the codes."""
+class JudgedCodes(Judged):
+    """The same, with errors of the phones that the codes hold, and of the recogniser's letters."""
 
-    voice: str
-    text: str
-    heard: str
-    natural: float
     letters: WordErrors
-    phones: WordErrors
-
-    def __str__(self) -> str:
-        return (f"{self.voice:6s} {self.natural:.2f} {self.phones.wrong}/{self.phones.words}  "
-                f"{self.text} | {self.heard}")  # fmt: skip
 
 
 def letters_of(text: str) -> str:
@@ -65,7 +56,7 @@ def wrong(wanted: str, found: str) -> WordErrors:
 
 def judge(
     say: Said, judges: Judges, reader: PhoneReader, teacher: Teacher, sentences: Sequence[str]
-) -> Iterator[Judged]:
+) -> Iterator[JudgedCodes]:
     """Iterate over every sentence in every voice."""
     for voice in SPANISH_VOICES:
         for text in sentences:
@@ -74,7 +65,7 @@ def judge(
             heard, meant = judges.words(sound), phones_of(teacher.phonemes(text, voice))
             letters = wrong(letters_of(text), letters_of(heard))
             phones = wrong(meant, reader.phones(codes))
-            yield Judged(voice, text, heard, judges.naturalness(sound), letters, phones)
+            yield JudgedCodes(voice, text, heard, judges.naturalness(sound), phones, letters)
 
 
 def of_teacher(teacher: Teacher, coder: Coder) -> Said:
@@ -102,7 +93,7 @@ def kept(say: Said, folder: Path) -> Said:
     return also_write
 
 
-def figures(found: Sequence[Judged], prefix: str, *, barred: bool) -> Iterator[Figure]:
+def figures(found: Sequence[JudgedCodes], prefix: str, *, barred: bool) -> Iterator[Figure]:
     """Iterate over the figures of each voice and of all."""
     for voice in (*SPANISH_VOICES, ""):
         own = [one for one in found if voice in {"", one.voice}]
@@ -110,7 +101,7 @@ def figures(found: Sequence[Judged], prefix: str, *, barred: bool) -> Iterator[F
         bar, note = LEAST_NATURAL if barred else None, f"mean {np.mean(natural):.2f}"
         yield Figure(f"{name}, naturalness", tuple(natural), "MOS", bar, True, note)
         phones, letters = (
-            total(getattr(one, part) for one in own) for part in ("phones", "letters")
+            total(getattr(one, part) for one in own) for part in ("errors", "letters")
         )
         bar, note = LEAST_RIGHT if barred else None, f"{phones.words} phones"
         yield Figure(f"{name}, phones right", (1 - phones.rate,), "", bar, True, note)
@@ -138,6 +129,6 @@ def run(args: argparse.Namespace) -> int:
             say = kept(speaker, args.out / (prefix[:-2] or "ours")) if args.out else speaker
             found = list(judge(say, judges, reader, teacher, sentences))
             rows += figures(found, prefix, barred=not prefix)
-            for one in sorted(found, key=lambda one: -one.phones.rate)[:WORST]:
+            for one in sorted(found, key=lambda one: -one.errors.rate)[:WORST]:
                 print(f"{prefix}{one}", file=sys.stderr)
     return publish(Report("spanish", tuple(rows)))

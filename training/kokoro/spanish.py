@@ -11,9 +11,9 @@ them as words before the model sees them.
 from __future__ import annotations
 
 import argparse
-import gettext
 import random
 import re
+import struct
 import subprocess
 import tomllib
 import unicodedata
@@ -118,11 +118,17 @@ def sentences(paragraphs: Iterator[str], rng: random.Random) -> Iterator[str]:
 def game_paragraphs() -> Iterator[str]:
     """Iterate over the translated texts of Battle for Wesnoth."""
     for path in sorted(SHARE.glob("games/wesnoth/*/locale/es/LC_MESSAGES/*.mo")):
-        with path.open("rb") as file:
-            texts = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
-        for source, text in sorted((str(key), value) for key, value in texts.items()):
-            if source and not re.search(r"[$|%{]|\d", text):
+        for text in translations(path.read_bytes()):
+            if not re.search(r"[$|%{]|\d", text):
                 yield from re.split(r"\n\s*\n", text)
+
+
+def translations(compiled: bytes) -> Iterator[str]:
+    """Iterate over the texts of a compiled catalogue (.mo) of gettext, plural forms one by one."""
+    count, texts = struct.unpack_from("<8xI4xI", compiled)
+    after_header = compiled[texts + 8 : texts + 8 * count]  # its source is "", so it is the first
+    for size, start in struct.iter_unpack("<2I", after_header):
+        yield from compiled[start : start + size].decode().split("\0")
 
 
 def fortune_paragraphs() -> Iterator[str]:

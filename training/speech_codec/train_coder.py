@@ -245,7 +245,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    train(build_parser().parse_args(argv))
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.new_symbols and not args.coder:
+        parser.error("--new-symbols needs --coder: new encoders learn all symbols of the plans")
+    train(args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Bounded queue in front of the engine: decides which calls run, wait, or are refused.
 
-    enter ──▶ running < max_running ──▶ run ──▶ leave: the oldest waiting call takes the slot
+    held ───▶ running < max_running ──▶ run ──▶ leave: the oldest waiting call takes the slot
                     │ no
                     ▼
               waiting < max_waiting ──▶ wait (cancelling leaves the queue at once)
@@ -80,16 +80,6 @@ class Admission:
         low, high = RETRY_RANGE_S
         turns = (self.waiting + 1) / self._limits.max_running
         return min(high, max(low, self._mean_call_s * turns))
-
-    @asynccontextmanager
-    async def enter(self, client: str) -> AsyncIterator[None]:
-        """Hold a slot while the body runs; wait for a free one first.
-
-        Raises StreamLimitError or ServerBusyError when a limit is reached.
-        """
-        async with self.request(client) as slot:
-            await slot.held()
-            yield
 
     @asynccontextmanager
     async def request(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -96,7 +96,8 @@ class FamilyTraits:
     sampling: SamplingParams | None = None
     later_prefix: str = ""
     ascii_only: bool = False  # the model reads no other letters
-    languages: tuple[str, ...] = ()  # those whose letters an `ascii_only` model reads, too
+    # besides ASCII of each language that an `ascii_only` model reads, too
+    letters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>
     needs_transcript: bool = True  # of a clip whose voice is cloned
@@ -123,12 +124,14 @@ class FamilyTraits:
         """
         language = self.language_of(voice)
         own = TextNormalization.ON if language else TextNormalization.OFF
+        letters = self.letters.get(primary(language)) if self.ascii_only else None
         return TextOptions(
             max_characters=self.max_characters,
             mode=mode,
             normalization=normalization or own,
             lexicons=lexicons,
-            ascii_only=self.ascii_only and not self._reads(language),
+            ascii_only=self.ascii_only and letters is None,
+            letters=letters,
             tags=self.tags,
             field=field,
             language=language,
@@ -138,7 +141,7 @@ class FamilyTraits:
         """Return the language of a text in a voice: that of the request, or of the voice.
 
         It is the model's if the voice speaks English too, and "" for several other ones; of an
-        `ascii_only` model it is one of `languages`, or the model's.
+        `ascii_only` model it is one that has `letters`, or the model's.
         """
         if voice is None:
             return self.language
@@ -146,7 +149,7 @@ class FamilyTraits:
         return stated if self._reads(stated) or not self.ascii_only else self.language
 
     def _reads(self, language: str) -> bool:
-        return primary(language) in self.languages
+        return primary(language) in self.letters
 
     def _stated_language(self, voice: Voice) -> str:
         if voice.language or not voice.language_codes or voice.speaks("en"):

@@ -82,7 +82,7 @@ class SonantFamily(SpeechFamily):
         self._languages = self._languages_of_texts()
         return FamilyTraits(
             ascii_only=True,
-            languages=tuple(self._languages),
+            letters={code: one.letters for code, one in self._languages.items()},
             tokens_per_character=max(
                 (
                     len(letter.encode())

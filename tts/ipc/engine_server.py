@@ -440,7 +440,8 @@ class EngineServer:
         """Hold a slot among the running calls until the stream is cancelled."""
         if self._admission is None:
             raise NotAvailableError("this engine has no admission; its front end has")
-        async with self._admission.enter(client):
+        async with self._admission.request(client) as slot:
+            await slot.held()
             stream.is_held.set()
             yield Admitted(number)
             await asyncio.Event().wait()

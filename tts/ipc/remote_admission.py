@@ -39,16 +39,6 @@ class RemoteAdmission:
         return f"RemoteAdmission(running={self.running}, waiting={self.waiting})"
 
     @asynccontextmanager
-    async def enter(self, client: str) -> AsyncIterator[None]:
-        """Hold a slot while the body runs; wait for a free one first.
-
-        Raises StreamLimitError or ServerBusyError when a limit is reached, and EngineLostError.
-        """
-        async with self.request(client) as slot:
-            await slot.held()
-            yield
-
-    @asynccontextmanager
     async def request(
         self, client: str, on_held: Callable[[], None] = lambda: None
     ) -> AsyncIterator[RemoteSlot]:

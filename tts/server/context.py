@@ -55,9 +55,9 @@ class ServerContext:
 
     @asynccontextmanager
     async def enter(self, call: Call) -> AsyncIterator[None]:
-        """Hold a slot among the running calls; see `Admission.enter`."""
-        async with self.admission.enter(call.client):
-            call.note_admission()
+        """Hold a slot among the running calls; wait for a free one first, see `Slot.held`."""
+        async with self.request(call) as slot:
+            await slot.held()
             yield
 
     def request(self, call: Call) -> AbstractAsyncContextManager[Slot]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import groupby
 
 from tts.errors import FieldViolation, InvalidRequestError
 from tts.text.english.emoji import EMOJI
@@ -116,6 +117,21 @@ def clean_word(
     kept = [c for c in text if c.isascii() or c in KEPT or is_kept(c)]
     lost = sum(c.isalpha() for c in text if not c.isascii() and c not in KEPT) if ascii_only else 0
     return " ".join("".join(kept).split()), lost
+
+
+def without_others(word: str, letters: frozenset[str]) -> tuple[str, int]:
+    """Return a cleaned word without letters that neither are these nor become ASCII, and the number
+    of removed letters."""
+    if word.isascii():
+        return word, 0
+    parts, num_lost = [], 0
+    for is_other, run in groupby(word, lambda c: not c.isascii() and c not in letters):
+        part, lost = "".join(run), 0
+        if is_other:
+            reduced, lost = clean_word(part, ascii_only=True, keep_signs=True)
+        parts.append(reduced if lost else part)
+        num_lost += lost
+    return "".join(parts), num_lost
 
 
 def _compatible(word: str) -> str:

@@ -18,7 +18,7 @@ from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 
 from tts.errors import InvalidRequestError
-from tts.text.clean import TextError, check_text, clean_phrase, clean_word
+from tts.text.clean import TextError, check_text, clean_word, without_emoji, without_others
 from tts.text.ipa import marked
 from tts.text.languages.registry import find_language, is_english
 from tts.text.lexicon.entries import (
@@ -101,7 +101,8 @@ class TextOptions:
     as three, about its spoken length.
     `lexicons` have pronunciations as the model reads them, those that take precedence first;
     `phonemes` are pairs of a phrase that stands at one place and its IPA (see `phrase_of_place`).
-    `ascii_only` removes accents, for models that read ASCII only; `tags` are kept unchanged, for
+    `ascii_only` removes accents, for models that read ASCII only; for a model that reads `letters`
+    besides, those that become neither these nor ASCII are removed. `tags` are kept unchanged, for
     models that know them. `field` is the text's field path in its request, which errors name.
     `eager` cuts the first sentence, and that after each flush or `discard`, as soon as possible: 1
     after a clause, 2 also after a few words. Both parts are segments.
@@ -116,6 +117,7 @@ class TextOptions:
     lexicons: tuple[Lexicon, ...] = ()
     phonemes: tuple[tuple[str, str], ...] = ()
     ascii_only: bool = True
+    letters: frozenset[str] | None = None
     tags: tuple[str, ...] = ()
     field: str = "text"
     eager: int = 0
@@ -134,8 +136,8 @@ class TextOptions:
     def clean(self, text: str) -> str:
         """Return a phrase, cleaned word by word, without emoji."""
         english = is_english(self.language)
-        signs = self._keeps_signs or not english
-        return clean_phrase(text, ascii_only=self.ascii_only, keep_signs=signs, is_english=english)
+        words = (self._cleaned(word, english)[0] for word in without_emoji(text).split())
+        return " ".join(filter(None, words))
 
     def clean_word(self, word: str, start: int) -> tuple[str, int]:
         """Return a word that begins at code point `start`, cleaned, and the number of removed
@@ -152,7 +154,10 @@ class TextOptions:
     def _cleaned(self, word: str, is_english: bool) -> tuple[str, int]:
         signs = self._keeps_signs or not is_english
         ascii_only = self.ascii_only
-        return clean_word(word, ascii_only=ascii_only, keep_signs=signs, is_english=is_english)
+        text, lost = clean_word(
+            word, ascii_only=ascii_only, keep_signs=signs, is_english=is_english
+        )
+        return (text, lost) if self.letters is None else without_others(text, self.letters)
 
     @property
     def _keeps_signs(self) -> bool:

@@ -107,7 +107,8 @@ def test_spanish_sentences_are_judged_by_codes_and_by_letters(
         ("lucia", "bad cab"), ("lucia", "bad"), ("diego", "bad cab"), ("diego", "bad"),
     ]  # fmt: skip
     assert [one.letters.wrong for one in found] == [3, 0, 3, 0]  # "bad" is what is heard
-    assert all(0 < one.phones.wrong <= one.phones.words for one in found)  # by random weights
+    assert all(0 < one.errors.wrong <= one.errors.words for one in found)  # by random weights
+    assert str(found[0]).endswith(f" {found[0].errors.wrong}/6  bad cab | bad")
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{voice}_{n:02d}.wav" for voice in ("lucia", "diego") for n in range(2)
     }
@@ -235,8 +236,9 @@ def test_made_up_words_of_the_teacher_are_read_from_its_plans(teacher: Teacher) 
 
 
 def test_words_and_questions_of_a_language_model_are_read_from_its_codes(
-    teacher: Teacher,
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("training.speech_lm.writer.MAX_CODES", 30)  # no need to come to an end
     sizes, writer = coder_sizes(DESIGNS["source_free"]), Writer(embedded_folder() / LM)
     with torch.random.fork_rng():
         torch.manual_seed(0)

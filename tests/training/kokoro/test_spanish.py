@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gettext
 import random
 import re
+import struct
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +105,33 @@ def test_all_kinds_of_lines_are_chosen_and_none_that_judges() -> None:
     asked = sum(line.endswith("?") for line in lines)
     assert 0.12 * 600 < asked < 0.26 * 600
     assert max(map(len, lines)) <= spanish.MAX_CHARACTERS
+
+
+def catalogue(texts: dict[str, str]) -> bytes:
+    """A compiled catalogue of gettext, in the order of its sources."""
+    strings = [text.encode() for text in (*sorted(texts), *(texts[key] for key in sorted(texts)))]
+    start, tables = 28 + 8 * len(strings), b""
+    for text in strings:
+        tables += struct.pack("<2I", len(text), start)
+        start += len(text) + 1
+    header = struct.pack("<7I", 0x950412DE, 0, len(texts), 28, 28 + 8 * len(texts), 0, 28)
+    return header + tables + b"".join(text + b"\0" for text in strings)
+
+
+def test_paragraphs_of_a_game(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    texts = {
+        "": "Content-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=2; plural=n!=1;\n",
+        "one\0several": "un año\0años",
+        "Go!\n\nNow.": "¡Ve!\n \nAhora.",
+        "$number left": "quedan $number",
+    }
+    path = tmp_path / "games/wesnoth/1.16/locale/es/LC_MESSAGES/wesnoth.mo"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(catalogue(texts))
+    with path.open("rb") as file:
+        assert gettext.GNUTranslations(file).ngettext("one", "several", 2) == "años"
+    monkeypatch.setattr(spanish, "SHARE", tmp_path)
+    assert list(spanish.game_paragraphs()) == ["¡Ve!", "Ahora.", "un año", "años"]
 
 
 def test_lines_need_a_file_before_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,13 @@ def test_symbols_that_english_lacks_are_learned_without_another_code_for_english
             assert torch.equal(value.half().float(), learned.state_dict()[name].float()), name
 
 
+def test_new_symbols_without_encoders_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--plans=plans --voices=voices.npz --out=coder --minutes=1 --new-symbols=package"
+    with pytest.raises(SystemExit):
+        train(flags.split())
+    assert "error: --new-symbols needs --coder" in capsys.readouterr().err
+
+
 def test_without_plans_there_is_nothing_to_learn(flags: list[str], tmp_path: Path) -> None:
     for path in (tmp_path / "plans").iterdir():
         path.unlink()

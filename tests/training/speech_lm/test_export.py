@@ -220,6 +220,20 @@ def test_a_language_chooses_its_voice_which_reads_its_letters(bilingual: Service
     assert said_in_spanish != said(bilingual, request("adios", voice=voice))
 
 
+def test_letters_of_other_scripts_are_left_out_with_a_warning(bilingual: Service) -> None:
+    synthesizer = bilingual.synthesizer
+    assert synthesizer is not None
+    for name in ("hazel", "lucia"):
+        voice = synthesizer.voices.get(name)
+        results = [
+            asyncio.run(synthesizer.synthesize(request(text, voice=voice))).result
+            for text in ("bad Привет", "Привет")
+        ]
+        lost = "6 letter(s) that this voice cannot read were left out"
+        assert lost in results[0].warnings
+        assert set(results[1].warnings) == {lost, "the text holds nothing that can be spoken"}
+
+
 def test_english_is_read_as_before_next_to_another_language(bilingual: Service) -> None:
     synthesizer, prompts = bilingual.synthesizer, bilingual.prompts
     assert synthesizer is not None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from decoder import MaskPolicy, StreamingOptions
 from llm import Request, SamplingParams, TokenChunk
 from tests.deadlines import HANG_S
 from tests.vocabulary import END_OF_SPEECH, END_OF_TEXT, FIRST_CODE, FIRST_VOICE, START_OF_SPEECH
+from tts.engine.admission import Admission
 from tts.engine.client import AudioBlock, EngineClient, SpeechJob
+from tts.ipc.remote_admission import RemoteAdmission
 
 HOP = 640
 NUM_CODES = 64
@@ -70,3 +73,11 @@ def run(scenario: Callable[[], Awaitable[None]], timeout_s: float = HANG_S) -> N
         await asyncio.wait_for(scenario(), timeout_s)
 
     asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def in_slot(admission: Admission | RemoteAdmission, client: str) -> AsyncIterator[None]:
+    """Hold a slot while the body runs, as calls do."""
+    async with admission.request(client) as slot:
+        await slot.held()
+        yield

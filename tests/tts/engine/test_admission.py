@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from tests.tts.engine.jobs import in_slot
 from tests.tts.serving import run
 from tts.engine.admission import Admission, AdmissionLimits
 from tts.errors import ServerBusyError, StreamLimitError
@@ -32,7 +33,7 @@ class Callers:
         self.admission.check_integrity()
 
     async def _call(self, name: str, client: str) -> None:
-        async with self.admission.enter(client):
+        async with in_slot(self.admission, client):
             self.entered.append(name)
             await self._leave[name].wait()
 
@@ -142,7 +143,7 @@ def test_a_wait_for_a_place_may_be_given_up_and_begun_again() -> None:
     async def scenario() -> None:
         admission = Admission(AdmissionLimits(max_running=1, max_waiting=1, max_per_client=2))
         async with admission.request("a") as slot:
-            async with admission.enter("b"):
+            async with in_slot(admission, "b"):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(slot.held(), 0.01)
                 assert (slot.is_held, admission.waiting) == (False, 0)
@@ -159,7 +160,7 @@ def test_a_place_given_to_a_cancelled_call_is_passed_on() -> None:
         callers = Callers(running=1, waiting=2)
 
         async def leave_and_cancel(name: str) -> None:
-            async with callers.admission.enter("client"):
+            async with in_slot(callers.admission, "client"):
                 await asyncio.sleep(0.01)
             callers.cancel(name)  # in the same step as the hand-over
 
@@ -182,7 +183,7 @@ def test_estimates_follow_how_long_calls_take() -> None:
         admission = Admission(AdmissionLimits(1, 1, 10))
         before = admission.retry_after_s
         for _ in range(20):
-            async with admission.enter("client"):
+            async with in_slot(admission, "client"):
                 pass
         assert admission.retry_after_s < before
 
@@ -220,7 +221,7 @@ def test_the_newest_call_counts_for_a_tenth() -> None:
     async def scenario() -> None:
         admission = Admission(AdmissionLimits(1, 1, 10))
         before = time.monotonic()
-        async with admission.enter("client"):
+        async with in_slot(admission, "client"):
             entered = time.monotonic()
             await asyncio.sleep(0.01)
             least = time.monotonic() - entered
@@ -291,7 +292,7 @@ def test_no_place_is_lost_under_random_arrivals_and_cancellations() -> None:
     async def call(callers: Callers, draw: random.Random) -> None:
         try:
             async with asyncio.timeout(draw.random() * 0.02):
-                async with callers.admission.enter(f"client-{draw.randrange(5)}"):
+                async with in_slot(callers.admission, f"client-{draw.randrange(5)}"):
                     await asyncio.sleep(draw.random() * 0.005)
                     callers.admission.check_integrity()
         except (TimeoutError, ServerBusyError, StreamLimitError):

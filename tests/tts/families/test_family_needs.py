@@ -227,7 +227,7 @@ def test_the_voice_of_a_request_decides_the_language(
 def test_an_ascii_model_may_read_the_letters_of_some_languages(
     voice: Voice | None, language: str, text: str
 ) -> None:
-    traits = FamilyTraits(ascii_only=True, languages=("es",))
+    traits = FamilyTraits(ascii_only=True, letters={"es": frozenset("íñ")})
     options = traits.text_options(None, voice)
     assert options.language == language
     assert [segment.text for segment in split_text("Sí, 2 años", options)] == [text]
@@ -261,7 +261,7 @@ def test_languages_change_inside_a_text_of_an_ascii_model_where_it_reads_the_let
     client: RampClient, tiny_checkpoint: Path
 ) -> None:
     synthesizer = build(client, tiny_checkpoint)
-    traits = FamilyTraits(ascii_only=True, languages=("es",))
+    traits = FamilyTraits(ascii_only=True, letters={"es": frozenset("íñ")})
     synthesizer.settings = replace(synthesizer.settings, traits=traits)
     source = (
         "<speak>Sí, 2 <lang xml:lang='{0}'><say-as interpret-as='cardinal'>2</say-as> y 2</lang>."

@@ -14,6 +14,7 @@ import pytest
 
 from tests.deadlines import HANG_S
 from tests.fakes import wait_until_idle
+from tests.tts.engine.jobs import in_slot
 from tests.tts.http.http_serving import (
     SPEECH,
     HttpServing,
@@ -67,7 +68,7 @@ def test_a_disconnect_frees_the_pages(service: Service) -> None:
 def test_a_disconnect_in_the_queue_and_in_the_body(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         admission = served.grpc.server.host.admission
-        async with admission.enter("other"):
+        async with in_slot(admission, "other"):
             async with raw_connection(served) as raw:
                 await raw.send(post(json.dumps(LONG).encode()))
                 while not admission.waiting:

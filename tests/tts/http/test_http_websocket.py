@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Opcode
 
 from tests.fakes import wait_until_idle
+from tests.tts.engine.jobs import in_slot
 from tests.tts.http.http_serving import HttpServing, http_serving, raw_connection, run_with_http
 from tests.tts.serving import (
     TEXT,
@@ -364,7 +365,7 @@ def test_refusals_before_the_session(service: Service, caplog: pytest.LogCapture
 def test_a_full_queue(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         admission = served.grpc.server.host.admission
-        async with admission.enter("other"), talk(served, CONFIG) as talking:
+        async with in_slot(admission, "other"), talk(served, CONFIG) as talking:
             last = (await talking.rest())[-1]
             assert last["error"]["code"] == talking.socket.close_reason == "queue_full"
             assert talking.code == 1013
@@ -398,7 +399,7 @@ def test_a_disconnect_frees_the_pages(service: Service) -> None:
 def test_a_disconnect_in_the_queue(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         admission = served.grpc.server.host.admission
-        async with admission.enter("other"):
+        async with in_slot(admission, "other"):
             async with talk(served, CONFIG, *[fed("word ")] * 100) as talking:
                 while not admission.waiting:
                     await asyncio.sleep(0.005)
@@ -415,7 +416,7 @@ def test_a_flood_is_not_read(service: Service) -> None:
 
     async def ask(served: HttpServing) -> None:
         admission = served.grpc.server.host.admission
-        async with admission.enter("other"), talk(served, CONFIG) as talking:
+        async with in_slot(admission, "other"), talk(served, CONFIG) as talking:
             message = json.dumps({"type": "flush", "id": "x" * 8_000})
             flooding = asyncio.create_task(_flood(talking.socket, message))
             (connection,) = served.http._state.connections

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes import wait_until_idle
 from tests.llm.lora.adapters import write_adapter
+from tests.tts.engine.jobs import in_slot
 from tests.tts.http.http_serving import HttpServing, post, raw_connection, run_with_http
 from tests.tts.http.text_requests import (
     CHAT,
@@ -438,7 +439,7 @@ def test_a_disconnect_frees_the_pages(texts: Service, streams: bool) -> None:
 def test_a_disconnect_in_the_queue(texts: Service) -> None:
     async def ask(served: HttpServing) -> None:
         admission = served.grpc.server.host.admission
-        async with admission.enter("other"):
+        async with in_slot(admission, "other"):
             async with raw_connection(served) as raw:
                 await raw.send(post(json.dumps({"messages": USER}).encode(), CHAT))
                 while not admission.waiting:
@@ -451,7 +452,7 @@ def test_a_disconnect_in_the_queue(texts: Service) -> None:
 
 def test_a_full_queue_says_when_to_try_again(texts: Service) -> None:
     async def ask(served: HttpServing) -> None:
-        async with served.grpc.server.host.admission.enter("other"):
+        async with in_slot(served.grpc.server.host.admission, "other"):
             refused = await chat(served, stream=True)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "queue_full"

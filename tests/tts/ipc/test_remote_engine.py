@@ -13,7 +13,7 @@ import zmq
 from decoder import CodeRangeError, StreamingOptions
 from llm import FinishReason, QueueFullError, Request, RequestError
 from tests.fakes import create_client, wait_until_idle
-from tests.tts.engine.jobs import listen, read, run, samples, speech, text
+from tests.tts.engine.jobs import in_slot, listen, read, run, samples, speech, text
 from tests.tts.ipc.remote_engine import (
     engine_info_of,
     new_base,
@@ -395,12 +395,12 @@ def test_places_are_shared_by_all_front_ends() -> None:
             RampClient(), new_base(), front_ends=2, admission=admission
         ) as served:
             one, two = (RemoteAdmission([client]) for client in served.clients)
-            async with one.enter("a"), two.enter("a"):
+            async with in_slot(one, "a"), in_slot(two, "a"):
                 assert admission.running == 2
-                waiting = asyncio.ensure_future(one.enter("b").__aenter__())
+                waiting = asyncio.ensure_future(in_slot(one, "b").__aenter__())
                 await wait_until(lambda: admission.waiting == 1)
                 with pytest.raises(ServerBusyError) as busy:
-                    await two.enter("c").__aenter__()
+                    await in_slot(two, "c").__aenter__()
                 assert busy.value.retry_after_s > 0
             await waiting
             assert admission.running == 1
@@ -479,11 +479,11 @@ def test_one_clients_calls_are_counted_over_all_front_ends() -> None:
             RampClient(), new_base(), front_ends=2, admission=admission
         ) as served:
             one, two = (RemoteAdmission([client]) for client in served.clients)
-            async with one.enter("a"), two.enter("a"):
+            async with in_slot(one, "a"), in_slot(two, "a"):
                 with pytest.raises(StreamLimitError):
-                    await one.enter("a").__aenter__()
+                    await in_slot(one, "a").__aenter__()
             await wait_until(lambda: admission.running == 0)
-            async with one.enter("a"):
+            async with in_slot(one, "a"):
                 pass
 
     run(scenario)

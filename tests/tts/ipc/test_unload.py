@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import zmq
 
-from tests.tts.engine.jobs import read, run, speech, text
+from tests.tts.engine.jobs import in_slot, read, run, speech, text
 from tests.tts.ipc.remote_engine import engine_info_of, new_base, wait_until
 from tts.engine.admission import Admission, AdmissionLimits
 from tts.engine.client import AudioBlock
@@ -92,16 +92,16 @@ def test_calls_of_another_model_leave_an_engine_unloaded(engine_client: LocalEng
     async def scenario() -> None:
         async with hosted(engine_client) as (voice, first), hosted(engine_client) as (text, second):
             admission = RemoteAdmission([first, second])
-            async with admission.enter("a"):
+            async with in_slot(admission, "a"):
                 assert (voice.admission.running, text.admission.running) == (1, 0)
                 await asyncio.wait_for(voice.server.wait_idle(0.01), 60)
                 await voice.unload()
                 num_wanted = voice.num_wanted
-            async with admission.enter("a"):
+            async with in_slot(admission, "a"):
                 assert (voice.admission.running, text.admission.running) == (0, 1)
                 await text.unload()
             assert voice.num_wanted == num_wanted
-            waiting = asyncio.create_task(admission.enter("a").__aenter__())
+            waiting = asyncio.create_task(in_slot(admission, "a").__aenter__())
             await wait_until(lambda: voice.num_wanted > num_wanted)
             await voice.start()
             await asyncio.wait_for(waiting, 60)
@@ -169,7 +169,7 @@ def test_a_job_waits_for_its_slot_at_the_next_engine(engine_client: LocalEngineC
                 await asyncio.sleep(0)
                 holding = asyncio.create_task(slot.held())
                 for name in "xy":
-                    await others.enter_async_context(host.admission.enter(name))
+                    await others.enter_async_context(in_slot(host.admission, name))
                 await host.start()
                 await wait_until(lambda: host.admission.waiting == 1)
                 with pytest.raises(TimeoutError):

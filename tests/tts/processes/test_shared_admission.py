@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from tests.tts.engine.jobs import listen, read, run, speech, text
+from tests.tts.engine.jobs import in_slot, listen, read, run, speech, text
 from tests.tts.ipc.remote_engine import new_base
 from tts.config.server import ServerConfig
 from tts.errors import NotAvailableError, ServerBusyError
@@ -28,10 +28,10 @@ def test_front_ends_share_the_limits_and_can_ask_for_nothing_else() -> None:
             for client in clients:
                 ending.push_async_callback(client.close)
             one, two = (RemoteAdmission([client]) for client in clients)
-            async with one.enter("a"), two.enter("b"):
+            async with in_slot(one, "a"), in_slot(two, "b"):
                 with pytest.raises(ServerBusyError):
-                    await one.enter("c").__aenter__()
-            async with two.enter("c"):
+                    await in_slot(one, "c").__aenter__()
+            async with in_slot(two, "c"):
                 assert two.running == 1
             with pytest.raises(NotAvailableError):
                 await listen(clients[0], speech("x"))

@@ -178,6 +178,15 @@ def test_unspeakable_characters_are_counted() -> None:
     assert "characters=17" in repr(stream)
 
 
+def test_letters_of_no_language_that_the_model_reads_are_removed_and_counted() -> None:
+    options = TextOptions(ascii_only=False, letters=frozenset("ñ"), language="es")
+    stream = SegmentStream(options)
+    (segment,) = stream.feed("El año en Łódź: la 1.ª яñ de π Привет Αθήνα日. ") + stream.flush()
+    assert segment.text == "El año en Łódź: la primera ñ de π."
+    assert stream.num_lost == 13
+    assert options.clean("Привет año 日本") == "año"
+
+
 @pytest.mark.parametrize("bad", ["\0", "\x07", "\x1b", "\x7f", "\x9f", "\ud800"])
 def test_control_characters_are_refused(bad: str) -> None:
     with pytest.raises(TextError, match=f"control character U\\+{ord(bad):04X} at position 3"):
