@@ -1,4 +1,4 @@
-"""Make the clips of docs/listen.md, and its table: `python -m docs.tools.clips`.
+"""Make the clips of docs/listen.md, and its tables: `python -m docs.tools.clips`.
 
 Every text is spoken by the built-in voice in process with one seed, so the files are the same until
 the voice changes.
@@ -6,16 +6,24 @@ the voice changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from docs.tools.site import DOCS
 from tts import load
 
-VOICES = ("hazel", "hugh")
-TEXTS = {
-    "news": "The first train of the morning was late again, and not one person was surprised.",
-    "question": "Did you really walk all the way home in the rain?",
-    "numbers": "The meeting is on May 5 at 9:45, in room 12, and it takes 30 minutes.",
-    "story": "The old man closed the book. Then he smiled, and asked for a cup of tea.",
-}
+SPOKEN = (
+    (
+        ("hazel", "hugh"),
+        {
+            "news": "The first train of the morning was late again.",
+            "question": "Did you really walk all the way home in the rain?",
+            "numbers": "The meeting is on May 5 at 9:45, in room 12.",
+            "story": "The old man closed the book. Then he smiled, and asked for a cup of tea.",
+        },
+    ),
+    (("lucia", "diego"), {"tren": "El tren de las 9:45 llegó tarde otra vez."}),
+)
+"""Voices, and the texts that each of them speaks, by a part of the file's name."""
 SEED = 7
 CLIPS = DOCS / "clips"
 PAGE = DOCS / "listen.md"
@@ -23,9 +31,6 @@ HEAD = f"""# Listen
 
 Clips of the built-in voice, made by `python -m docs.tools.clips` with seed {SEED} and the defaults.
 The [model card](../tts/embedded/MODEL_CARD.md) says how the voice was made and how it was judged.
-
-| text | {" | ".join(VOICES)} |
-|---|{"---|" * len(VOICES)}
 """
 
 
@@ -34,21 +39,32 @@ def name_of(voice: str, key: str) -> str:
     return f"clips/{voice}_{key}.flac"
 
 
+def clips() -> Iterator[tuple[str, str, str]]:
+    """Yield the path, voice and text of each clip."""
+    for voices, texts in SPOKEN:
+        for voice in voices:
+            for key, text in texts.items():
+                yield name_of(voice, key), voice, text
+
+
 def page() -> str:
     """Return the page's Markdown."""
-    rows = (
-        f"| {text} | {' | '.join(f'[{voice}]({name_of(voice, key)})' for voice in VOICES)} |"
-        for key, text in TEXTS.items()
-    )
-    return HEAD + "\n".join(rows) + "\n"
+    parts = [HEAD]
+    for voices, texts in SPOKEN:
+        rows = (
+            f"| {text} | {' | '.join(f'[{voice}]({name_of(voice, key)})' for voice in voices)} |"
+            for key, text in texts.items()
+        )
+        titles = f"| text | {' | '.join(voices)} |\n|---|{'---|' * len(voices)}"
+        parts.append("\n".join((titles, *rows)) + "\n")
+    return "\n".join(parts)
 
 
 def main() -> None:
     CLIPS.mkdir(exist_ok=True)
-    with load() as voice:
-        for name in VOICES:
-            for key, text in TEXTS.items():
-                voice.say(text, voice=name, seed=SEED).save(str(DOCS / name_of(name, key)))
+    with load() as speaker:
+        for path, voice, text in clips():
+            speaker.say(text, voice=voice, seed=SEED).save(str(DOCS / path))
     PAGE.write_text(page(), encoding="utf-8")
     size = sum(path.stat().st_size for path in CLIPS.iterdir())
     print(f"{len(list(CLIPS.iterdir()))} clips, {size / 1e6:.2f} MB")

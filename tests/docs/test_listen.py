@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import soundfile
 
-from docs.tools.clips import CLIPS, PAGE, TEXTS, VOICES, name_of, page
+from docs.tools.clips import CLIPS, PAGE, clips, page
 from docs.tools.site import DOCS
 
-NAMES = [name_of(voice, key) for voice in VOICES for key in TEXTS]
+NAMES = [path for path, _, _ in clips()]
 
 
 def test_the_page_is_what_the_command_writes() -> None:

@@ -347,8 +347,8 @@ def test_a_lexicon_with_a_sound_that_the_voice_lacks_is_refused(
     embedded: Service, tmp_path: Path
 ) -> None:
     path = tmp_path / "words.txt"
-    path.write_text("loch\t/lɒx/\n")
-    with pytest.raises(ConfigError, match=r"words\.txt:1: 'x' stands for no phoneme"):
+    path.write_text("Xhosa\t/ǁɔsə/\n")
+    with pytest.raises(ConfigError, match=r"words\.txt:1: 'ǁ' stands for no phoneme"):
         load_lexicon(path, embedded.prompts.pronounced, ascii_only=True)
     with pytest.raises(ConfigError, match="is not a file"):
         load(lexicon=[tmp_path / "none.txt"])
