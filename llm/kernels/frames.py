@@ -5,7 +5,8 @@
                queries × keys of the positions before, and its own ─ softmax ─ × values
 
 A frame has at most some tens of positions, so that a program holds all keys and values of its head.
-All rows are at the same position, and have the same rotations.
+All rows are at the same position, and have the same rotations. Positions that are known together
+are processed in one launch.
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ from llm.kernels.elementwise import level_for
 
 
 @triton.jit
-def _head(
-    projected: tl.tensor,
+def _heads(
+    line: tl.tensor,
     part_size: tl.tensor,
     dims: tl.tensor,
-    is_dim: tl.tensor,
+    mask: tl.tensor,
+    COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
     PARTS: tl.constexpr,
-) -> tl.tensor:
-    """Return the sum of the parts of one head."""
-    total = tl.load(projected + dims, mask=is_dim, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(projected + part * part_size + dims, mask=is_dim, other=0.0)
-    return total
+) -> tl.tuple:
+    """Return `COUNT` heads behind each other, each the sum of its parts."""
+    heads: tl.tuple = ()
+    for n in tl.static_range(COUNT):
+        head = line + n * SIZE + dims
+        total = tl.load(head, mask=mask, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(head + part * part_size, mask=mask, other=0.0)
+        heads = heads + (total,)
+    return heads
 
 
 @triton.jit
@@ -54,8 +61,9 @@ def _rotated(
 
 
 @triton.jit
-def _past(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
+def _past(places: tl.tensor, is_before: tl.tensor, is_dim: tl.tensor) -> tl.tensor:
     """Load keys or values of the positions before."""
+    mask = is_before[:, None] & is_dim[None, :]
     return tl.load(places, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -84,55 +92,55 @@ def _attend_kernel(
     part_size: tl.tensor,
     cache_part: tl.tensor,
     epsilon: tl.tensor,
-    scale: tl.tensor,
     PARTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BEFORE: tl.constexpr,
+    COUNT: tl.constexpr,
     HAS_GAIN: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
-    """Process one KV head of one row, whose `GROUP` queries share it."""
+    """Process one KV head of one row, whose `GROUP` queries share it, at `COUNT` positions."""
     if LEVEL == 2:
         gdc_launch_dependents()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind = cache.dtype.element_ty
     dims, pairs, positions = tl.arange(0, BLOCK), tl.arange(0, BLOCK // 2), tl.arange(0, BEFORE)
-    is_dim, is_pair, is_before = dims < SIZE, pairs < SIZE // 2, positions < position
-    angles = rotations + position * SIZE + 2 * pairs
-    cosines = tl.load(angles, mask=is_pair, other=1.0)
-    sines = tl.load(angles + 1, mask=is_pair, other=0.0)
-    gains: tl.tuple = ()
-    for g in tl.static_range(GROUP + 1):  # queries' and the key's
-        number = head * GROUP + g if g < GROUP else KV_HEADS * GROUP + head
-        gains = gains + (tl.load(gain + number * SIZE + dims, is_dim & HAS_GAIN, other=0.0),)
-    if LEVEL > 0:
-        gdc_wait()
-    line = projected + row * ((GROUP + 2) * KV_HEADS * SIZE)
-    queries: tl.tuple = ()
-    for g in tl.static_range(GROUP):
-        own = line + (head * GROUP + g) * SIZE
-        queries = queries + (_head(own, part_size, dims, is_dim, PARTS),)
-    own = line + (KV_HEADS * GROUP + head) * SIZE
-    key = _head(own, part_size, dims, is_dim, PARTS)
-    value = _head(own + KV_HEADS * SIZE, part_size, dims, is_dim, PARTS)
-    start = cache + (row * num_positions * KV_HEADS + head) * SIZE
-    places = start + positions[:, None] * (KV_HEADS * SIZE) + dims[None, :]
-    mask = is_before[:, None] & is_dim[None, :]
-    past = _past(places, mask), _past(places + cache_part, mask)
-    if LEVEL == 1:
-        gdc_launch_dependents()
-    key = _rotated(key, gains[GROUP], cosines, sines, epsilon, kind, HAS_GAIN)
-    value = value.to(kind).to(tl.float32)
-    tl.store(start + position * (KV_HEADS * SIZE) + dims, key, mask=is_dim)
-    tl.store(start + cache_part + position * (KV_HEADS * SIZE) + dims, value, mask=is_dim)
-    for g in tl.static_range(GROUP):
-        query = _rotated(queries[g], gains[g], cosines, sines, epsilon, kind, HAS_GAIN) * scale
-        attended = _attended(query, key, value, past, is_before)
-        target = out + (row * KV_HEADS * GROUP + head * GROUP + g) * SIZE + dims
-        tl.store(target, attended, mask=is_dim)
+    is_dim, is_pair = dims < SIZE, pairs < SIZE // 2
+    first, own = head * GROUP * SIZE, (KV_HEADS * GROUP + head) * SIZE  # query, and key
+    gains = _heads(gain + first, 0, dims, is_dim & HAS_GAIN, GROUP, SIZE, 1)
+    key_gain = _heads(gain + own, 0, dims, is_dim & HAS_GAIN, 1, SIZE, 1)[0]
+    start = cache + (row * num_positions * KV_HEADS + head) * SIZE + dims
+    places = start[None, :] + positions[:, None] * (KV_HEADS * SIZE)
+    for n in tl.static_range(COUNT):
+        angles = rotations + position * SIZE + 2 * pairs
+        cosines = tl.load(angles, mask=is_pair, other=1.0)
+        sines = tl.load(angles + 1, mask=is_pair, other=0.0)
+        if n > 0:
+            tl.debug_barrier()  # the key and value before are stored
+        elif LEVEL > 0:
+            gdc_wait()
+        line = projected + row * ((GROUP + 2) * KV_HEADS * SIZE)
+        queries = _heads(line + first, part_size, dims, is_dim, GROUP, SIZE, PARTS)
+        key = _heads(line + own, part_size, dims, is_dim, 1, SIZE, PARTS)[0]
+        target = out + row * (KV_HEADS * GROUP * SIZE) + first
+        line += own + KV_HEADS * SIZE
+        value = _heads(line, part_size, dims, is_dim, 1, SIZE, PARTS)[0].to(kind).to(tl.float32)
+        is_before = positions < position
+        past = _past(places, is_before, is_dim), _past(places + cache_part, is_before, is_dim)
+        if LEVEL == 1:
+            gdc_launch_dependents()
+        key = _rotated(key, key_gain, cosines, sines, epsilon, kind, HAS_GAIN)
+        tl.store(start + position * (KV_HEADS * SIZE), key, mask=is_dim)
+        tl.store(start + cache_part + position * (KV_HEADS * SIZE), value, mask=is_dim)
+        for g in tl.static_range(GROUP):
+            query = _rotated(queries[g], gains[g], cosines, sines, epsilon, kind, HAS_GAIN)
+            attended = _attended(query * SIZE**-0.5, key, value, past, is_before)
+            tl.store(target + g * SIZE + dims, attended, mask=is_dim)
+        position += 1
+        row += tl.num_programs(0)
 
 
 def attend_frame(
@@ -151,10 +159,14 @@ def attend_frame(
     The sum over S of projected [S, B, (H + 2 × Hkv) × D] has queries, keys and values. Queries and
     keys are normalised with a gain float32 [H + Hkv, D], and rotated by row `position` of
     rotations complex64 [P, D/2]; keys and values are stored in the cache [2, B, P, Hkv, D].
+
+    With n × B rows they are of n positions: all of the first one, then all of the next, as in the
+    result.
     """
-    num_parts, num_rows, _ = projected.shape
-    num_kv_heads, size = cache.shape[3:]
-    out = cache.new_empty(num_rows, num_heads * size)
+    num_parts, num_lines, _ = projected.shape
+    num_rows, _, num_kv_heads, size = cache.shape[1:]
+    count = num_lines // num_rows
+    out = cache.new_empty(num_lines, num_heads * size)
     _attend_kernel[(num_rows, num_kv_heads)](
         projected,
         torch.view_as_real(rotations),
@@ -166,13 +178,13 @@ def attend_frame(
         projected.stride(0),
         cache.stride(0),
         epsilon,
-        size**-0.5,
         PARTS=num_parts,
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
-        BEFORE=triton.next_power_of_2(max(position, 1)),
+        BEFORE=triton.next_power_of_2(max(position + count - 1, 1)),
+        COUNT=count,
         HAS_GAIN=gain is not None,
         LEVEL=level_for(level, num_rows),
         num_warps=1,

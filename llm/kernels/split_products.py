@@ -1,4 +1,4 @@
-"""Products of up to `MAX_SPLIT_ROWS` rows with a matrix, y = x Wᵀ, on tensor cores.
+"""Products of up to twice `MAX_SPLIT_ROWS` rows with a matrix, y = x Wᵀ, on tensor cores.
 
     program    a tile of outputs, and a part of the inputs of all rows ─> its sums
     reader     adds the sums of all parts: `add_normalised`, `llm.kernels.frames.attend_frame`
@@ -6,7 +6,8 @@
 Such a product takes as long as the matrix and the rows need from the cache to the processors. If
 each program had all inputs of a few outputs, most of that were rows: with a part of the inputs and
 more outputs it has fewer bytes to read. The parts' sums are added by the kernel that has to read
-them anyway. The order of a row's sums does not depend on other rows.
+them anyway. The order of a row's sums does not depend on other rows; that of its norm only on
+whether there are more than `WIDE_ROWS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.blocks import Tiles
-from llm.kernels.tuning import MAX_SPLIT_ROWS
+from llm.kernels.tuning import MAX_SPLIT_ROWS, WIDE_ROWS
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def _launch(
         out.stride(0),
         IN=num_in,
         PART=part,
-        ROWS=MAX_SPLIT_ROWS,
+        ROWS=MAX_SPLIT_ROWS * triton.cdiv(num_rows, MAX_SPLIT_ROWS),
         BLOCK_OUT=tiles.block_out,
         BLOCK_IN=tiles.block_in,
         IS_WHOLE=part * tiles.splits == num_in,
@@ -214,7 +215,7 @@ def add_normalised(
         SIZE=size,
         BLOCK=block,
         LEVEL=level,
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=min(16, max(1, block // (128 if num_rows > WIDE_ROWS else 256))),
         launch_pdl=level > 0,
     )
     return out

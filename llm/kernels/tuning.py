@@ -12,7 +12,8 @@ fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks 
 
 From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
 found with all of its kernels in one graph on an H100: each program fills most of a processor's
-shared memory, so that the next kernel's programs do not share one while others have none.
+shared memory, so that the next kernel's programs do not share one while others have none. Those of
+the head for more than `WIDE_ROWS` rows were found on an H200.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 128  # one for nearly every processor
 SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
-SPLIT_BYTES = 2**17  # a program's shared memory
+WIDE_ROWS = 32  # above, a program of the head has fewer outputs, and one of a norm more warps
+SPLIT_BYTES = 9 * 2**14  # a program's shared memory, at most
 
 
 def blocks_for(
@@ -62,18 +64,23 @@ def blocks_for(
     return Blocks(block_out, _block_in(num_in), num_warps, programs, in_half)
 
 
-def split_tiles(num_out: int, num_in: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:
-    """Return the tiles of `llm.kernels.split_products` for `parts` matrices [num_out, num_in].
+def split_tiles(
+    num_out: int, num_in: int, num_rows: int, *, parts: int = 1, is_whole: bool = False
+) -> Tiles:
+    """Return the tiles of `llm.kernels.split_products` for `parts` matrices [num_out, num_in], and
+    rows up to twice `MAX_SPLIT_ROWS`.
 
     `is_whole`: the inputs are not divided, as with two parts.
     """
     block_in = min(128, max(16, 1 << (num_in - 1).bit_length()))
+    stages = 4 if num_rows <= MAX_SPLIT_ROWS else 3
     if parts == 2 or is_whole:
-        return Tiles(32, 1, block_in, 4, 4)
+        block_out = 16 if is_whole and num_rows > WIDE_ROWS else 32
+        return Tiles(block_out, 1, block_in, 4, stages)
     chunks = -(-num_in // block_in)
     wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
     splits = -(-chunks // -(-chunks // wanted))  # none without inputs
-    return Tiles(SPLIT_BLOCK, splits, block_in, 4, 4)
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, stages)
 
 
 def _power_below(number: int) -> int:

@@ -10,7 +10,9 @@
                            └ multiply_split ─> logits
 
 The matrices of a layer are read from memory once for each code, while each kernel takes a few
-microseconds: the kernels are few, and start before the one before them ends (launch level 2).
+microseconds: the kernels are few, and start before the one before them ends (launch level 2). The
+hidden state and the first code are both known before the first logits are: they pass the layers
+together, as twice as many rows.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ def narrow_matrix(linear: Linear) -> Tensor | None:
     return matrix if has_room else None
 
 
-def tiles_of(weight: Tensor, *, parts: int = 1, is_whole: bool = False) -> Tiles:
-    """Return the tiles of a product with a matrix [parts × N, K]."""
+def tiles_of(weight: Tensor, num_rows: int, *, parts: int = 1, is_whole: bool = False) -> Tiles:
+    """Return the tiles of a product of rows with a matrix [parts × N, K]."""
     num_out, num_in = weight.shape
-    return split_tiles(num_out // parts, num_in, parts=parts, is_whole=is_whole)
+    return split_tiles(num_out // parts, num_in, num_rows, parts=parts, is_whole=is_whole)
 
 
 class FramesOfLayers(Protocol):
@@ -163,69 +165,78 @@ class SplitFrames:
 
     def __init__(self, own: SplitDepth, hidden: Tensor) -> None:
         self._own = own
+        self._hidden = hidden
         self._cache = own.model.new_cache(hidden)
-        self._x = hidden.new_empty(len(hidden), own.layers[0].qkv.shape[1])
         self._num_fed = 0
-        projection = own.model.projection
-        self._feed(hidden if projection is None else projection(hidden))
 
     def next_logits(self, codes: Tensor) -> Tensor:
         """Return float32 [B, V] logits of the code that follows `codes` [B]."""
-        own, book = self._own, self._num_fed - 1
-        table, projection = own.model.table(book), own.model.projection
-        if projection is None:
-            normed = self._feed(table, codes)
-        else:
-            normed = self._feed(projection(F.embedding(codes, table)))
-        head = own.heads[book][1]
+        own = self._own
+        source, named = self._inputs(codes)
+        self._num_fed = max(self._num_fed + 1, 2)
+        norm, head = own.heads[self._num_fed - 2]
+        normed = self._feed(source, named, norm)
         logits = normed.new_empty(len(codes), len(head), dtype=torch.float32)
-        tiles = tiles_of(head, is_whole=True)
+        tiles = tiles_of(head, len(codes), is_whole=True)
         return multiply_split(normed, head, tiles, out=logits, level=own.level)
 
-    def _feed(self, source: Tensor, codes: Tensor | None = None) -> Tensor:
-        """Feed the next position: rows of `source`, which `codes` name if given. Return the
-        normalised output of the last layer.
+    def _inputs(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the inputs of the next position, or [2 × B, H] of the first two; or a table, and
+        the codes that name its rows.
         """
-        layers, position = self._own.layers, self._num_fed
-        self._num_fed += 1
-        last_norm, _ = self._own.heads[max(position - 1, 0)]
+        model = self._own.model
+        table = model.table(max(self._num_fed - 1, 0))
+        if self._num_fed > 0 and model.projection is None:
+            return table, codes
+        inputs = F.embedding(codes, table)
+        if self._num_fed == 0:
+            inputs = torch.cat([self._hidden, inputs])
+        return inputs if model.projection is None else model.projection(inputs), None
+
+    def _feed(self, source: Tensor, codes: Tensor | None, last_norm: RMSNorm) -> Tensor:
+        """Feed what `_inputs` returns. Return the normalised output of the last layer."""
+        layers, num_rows = self._own.layers, len(self._hidden)
+        x = source if codes is None else source.new_empty(num_rows, source.shape[1])
         next_norms = [*(layer.attention_norm for layer in layers[1:]), last_norm]
-        normed = self._added(source, None, layers[0].attention_norm, codes)
+        normed = self._added(x, source, None, layers[0].attention_norm, codes)
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            attended = self._attended(number, layer, normed, position)
-            if position == 0 and number == len(layers) - 1:
-                break  # of the first position only keys and values are read
-            normed = self._added(self._x, self._product(attended, layer.output), layer.mlp_norm)
+            attended = self._attended(number, layer, normed)
+            if number == len(layers) - 1:  # of the first position only keys and values are read
+                attended, x = attended[-num_rows:], x[-num_rows:]
+            normed = self._added(x, x, self._product(attended, layer.output), layer.mlp_norm)
             gated = self._gated(normed, layer.gate_up)
-            normed = self._added(self._x, self._product(gated, layer.down), next_norm)
+            normed = self._added(x, x, self._product(gated, layer.down), next_norm)
         return normed
 
     def _added(
-        self, source: Tensor, sums: Tensor | None, norm: RMSNorm, codes: Tensor | None = None
+        self,
+        x: Tensor,
+        source: Tensor,
+        sums: Tensor | None,
+        norm: RMSNorm,
+        codes: Tensor | None = None,
     ) -> Tensor:
-        """Set the rows to the source plus sums; return their norm."""
-        own = self._own
-        return add_normalised(
-            source, sums, norm.gain, norm.epsilon, self._x, codes=codes, level=own.level
-        )
+        """Set x to the source plus sums; return its norm."""
+        level = self._own.level
+        return add_normalised(source, sums, norm.gain, norm.epsilon, x, codes=codes, level=level)
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return parts [S, B, N] of x [B, K] × weight [N, K]ᵀ."""
-        return multiply_split(x, weight, tiles_of(weight), level=self._own.level)
+        """Return parts [S, T, N] of x [T, K] × weight [N, K]ᵀ."""
+        return multiply_split(x, weight, tiles_of(weight, len(x)), level=self._own.level)
 
     def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return silu(x gateᵀ) × (x upᵀ)."""
-        tiles = tiles_of(weight, parts=2)
+        tiles = tiles_of(weight, len(x), parts=2)
         return multiply_gated(x, weight, tiles, level=self._own.level)
 
-    def _attended(self, number: int, layer: SplitLayer, x: Tensor, position: int) -> Tensor:
-        """Return what a layer's queries attend to, [B, H × D]."""
+    def _attended(self, number: int, layer: SplitLayer, x: Tensor) -> Tensor:
+        """Return what a layer's queries attend to, [T, H × D]."""
         own, norm = self._own, layer.head_norm
         return attend_frame(
             self._product(x, layer.qkv),
             own.model.rotations,
             self._cache[number],
-            position,
+            self._num_fed - len(x) // len(self._hidden),
             num_heads=own.model.attention.num_heads,
             gain=None if norm is None else norm.gain,
             epsilon=0.0 if norm is None else norm.epsilon,

@@ -20,6 +20,7 @@ from torch import Tensor
 from llm.batch import NO_CODE, ForwardBatch, ModelInputs, ReturnHiddenStates
 from llm.config import PipelineConfig
 from llm.errors import CheckpointError
+from llm.kernels.tuning import SPLIT_BLOCK, SPLIT_PROGRAMS
 from llm.layers.depth import DepthTransformer
 from llm.layers.stack import Stack
 from llm.memory.transfer import to_device
@@ -96,12 +97,17 @@ class DepthModel(FrameModel):
 
     @classmethod
     def frame_bytes(cls, pipeline_config: PipelineConfig, config: HuggingFaceConfig) -> int:
-        """See `FrameModel`: keys and values, and products of the attention."""
-        depth = cls.read_depth(config).shape
+        """See `FrameModel`: keys and values; and products of the attention, or two positions in a
+        layer of `llm.layers.split_depth`.
+        """
+        depth, inner = cls.read_depth(config).shape, cls.read_depth(config).intermediate_size
         width = choose_encoding(pipeline_config.model, config).dtype.itemsize
         positions = cls.read_frames(config).num_codebooks * depth.head_dim
         cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
-        return cached + 2 * depth.num_heads * positions * 4
+        queries, keys = depth.num_heads * depth.head_dim, depth.num_kv_heads * depth.head_dim
+        sums = 4 * max(queries + 2 * keys, SPLIT_PROGRAMS * SPLIT_BLOCK)
+        pair = 2 * ((2 * (depth.hidden_size + queries) + inner) * width + sums)
+        return cached + max(2 * depth.num_heads * positions * 4, pair)
 
     def _use(self, stack: Stack) -> None:
         """See `LlamaModel`; the products of the depth transformer count, too."""

@@ -187,7 +187,7 @@ def test_norm_and_gate() -> None:
             assert relative_error(gate(x, level=level), F.silu(left) * right) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [3, 17, 64])
+@pytest.mark.parametrize("rows", [3, 17, 64, 128])
 @pytest.mark.parametrize(("num_out", "num_in"), [(4096, 1024), (1024, 3072), (151, 896)])
 def test_split_products(rows: int, num_out: int, num_in: int) -> None:
     """With the tiles of such a matrix: close to float64, at every level the same, in a graph."""
@@ -196,10 +196,10 @@ def test_split_products(rows: int, num_out: int, num_in: int) -> None:
 
     x, weight = normal(rows, num_in), normal(2 * num_out, num_in, scale=num_in**-0.5)
     expected = x.double() @ weight.double().t()
-    tiles = split_tiles(2 * num_out, num_in)
+    tiles = split_tiles(2 * num_out, num_in, rows)
     found = multiply_split(x, weight, tiles)
     assert relative_error(found.sum(0), expected) < 1e-5
-    gate_tiles = split_tiles(num_out, num_in, parts=2)
+    gate_tiles = split_tiles(num_out, num_in, rows, parts=2)
     gated = multiply_gated(x, weight, gate_tiles)
     left, right = expected.chunk(2, dim=1)
     assert relative_error(gated, F.silu(left) * right) < TOLERANCE
@@ -209,12 +209,13 @@ def test_split_products(rows: int, num_out: int, num_in: int) -> None:
     assert torch.equal(captured(lambda: multiply_split(x, weight, tiles, level=2)), found)
 
 
+@pytest.mark.parametrize("rows", [7, 37])
 @pytest.mark.parametrize("parts", [1, 8])
-def test_rows_are_added_and_normalised(parts: int) -> None:
+def test_rows_are_added_and_normalised(parts: int, rows: int) -> None:
     from llm.kernels.split_products import add_normalised
 
-    x, gain = normal(37, 1024), normal(1024)
-    sums = torch.randn(parts, 37, 1024, device="cuda")
+    x, gain = normal(rows, 1024), normal(1024)
+    sums = torch.randn(parts, rows, 1024, device="cuda")
     expected = x.double() + sums.double().sum(0)
     for level in (0, 1, 2):
         added = x.clone()

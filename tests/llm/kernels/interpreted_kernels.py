@@ -14,7 +14,7 @@ import triton.language as tl
 from llm.kernels.invariant import multiply_rows
 from llm.kernels.rounding import quantize_rows
 from llm.sampling.device import kernels
-from llm.sampling.device.parts import CUT_END, WORDS, SamplingInputs
+from llm.sampling.device.parts import CUT_END, EVERYTHING, WORDS, SamplingInputs, ranked
 from llm.sampling.device.sampler import DeviceSampler
 from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.kernels.triton_interpreter import repair_interpreter
@@ -68,6 +68,27 @@ def test_invariant_float8_products(rows: int, num_in: int, num_out: int) -> None
     multiply_rows(x.values, weight.values, out, x.scales, weight.scales)
     left, right = (part.values.double() * part.scales[:, None] for part in (x, weight))
     torch.testing.assert_close(out, (left @ right.t()).float(), rtol=1e-5, atol=1e-4)
+
+
+@triton.jit
+def _rank_kernel(
+    values: tl.tensor, ranks: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, COUNT: tl.constexpr
+) -> None:
+    own = tl.load(values + tl.arange(0, SIZE))
+    for n in range(COUNT):
+        tl.store(out + n, ranked(own, tl.load(ranks + n)))
+
+
+@pytest.mark.parametrize("size", [8, 64, 4096])
+@pytest.mark.parametrize("end", [2, 5, 300, 2**24])
+def test_the_value_of_a_rank(size: int, end: int) -> None:
+    made = torch.Generator().manual_seed(size)
+    values = torch.randint(0, end, (size,), generator=made, dtype=torch.int32)
+    values[size // 2 :: 5] = EVERYTHING.value  # of columns that have no weight
+    ranks = torch.randint(1, size + 1, (8,), generator=made, dtype=torch.int32)
+    found = torch.empty(8, dtype=torch.int32)
+    _rank_kernel[(1,)](values, ranks, found, SIZE=size, COUNT=8)
+    assert torch.equal(found, values.sort().values[ranks.long() - 1])
 
 
 @pytest.mark.parametrize("tile", [256, None])

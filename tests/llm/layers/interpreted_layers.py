@@ -670,6 +670,32 @@ def test_attention_within_a_frame(
     torch.testing.assert_close(cache[1], torch.stack(values, dim=1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "has_gain"), [(4, 2, 8, True), (3, 1, 6, False)]
+)
+def test_the_first_two_positions_of_a_frame_come_together(
+    heads: int, kv_heads: int, size: int, has_gain: bool, parts: int
+) -> None:
+    """With the results, and the keys and values, of one after the other."""
+    rows, positions = 3, 4
+    rotations = Rotary(RotaryConfig(size), positions + 1, torch.device("cpu")).at(
+        torch.arange(1, positions + 1)  # of which none is the identity
+    )
+    gain = normal(heads + kv_heads, size) if has_gain else None
+    projected = normal(parts, 2 * rows, (heads + 2 * kv_heads) * size, dtype=torch.float32)
+    shape = (2, rows, positions, kv_heads, size)
+    given = {"num_heads": heads, "gain": gain, "epsilon": EPSILON}
+    cache, own = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    expected = [
+        attend_frame(half, rotations, cache, position, **given)
+        for position, half in enumerate(projected.split(rows, dim=1))
+    ]
+    found = attend_frame(projected, rotations, own, 0, **given)
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(own, cache, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("tiles", "num_out", "num_in"),
     [
@@ -680,7 +706,7 @@ def test_attention_within_a_frame(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("rows", [3, 33])
+@pytest.mark.parametrize("rows", [3, 33, 70])
 def test_split_products(tiles: Tiles, num_out: int, num_in: int, rows: int) -> None:
     x, weight = normal(rows, num_in), normal(2 * num_out, num_in)
     expected = x.double() @ weight.double().t()
