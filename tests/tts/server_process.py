@@ -24,7 +24,13 @@ NUM_CHECKS = 12  # all go to one of two front ends once in 2,048 times
 READY = re.compile(r"ready: (127\.0\.0\.1:\d+) model=(\S+) voices=(.+)\n")
 IMPATIENT_S = 5.0  # for tests of processes that hang, instead of the supervisor's STALL_S
 SOON_S = 3.0  # for tests of processes beyond the restart limit, instead of LONGEST_DELAY_S
-PRELOADED = "tests.tts.preloaded"
+CHANGED = """
+import sys
+from tts import serve
+from tts.processes import supervisor
+supervisor.{name} = {value}
+sys.exit(serve.main())
+"""
 
 ENGINE, FRONT_END = "tts.processes.engine", "tts.processes.front_end"
 
@@ -81,27 +87,20 @@ def serving_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextMa
     return _running(("-m", "tts.serve"), checkpoint, flags)
 
 
-def preloaded_process(
-    checkpoint: Path, *changes: str, **flags: object
-) -> AbstractAsyncContextManager[Process]:
-    """Run the same with engines that start soon, see `tests.tts.preloaded`, and with other
-    constants of the supervisor: NAME=VALUE."""
-    return _running(("-m", PRELOADED, *changes), checkpoint, flags)
-
-
 def impatient_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
     """Run the same with a supervisor that restarts processes that hang after IMPATIENT_S."""
-    return preloaded_process(checkpoint, f"STALL_S={IMPATIENT_S}", **flags)
+    return _running(("-c", CHANGED.format(name="STALL_S", value=IMPATIENT_S)), checkpoint, flags)
 
 
 def restarting_process(checkpoint: Path, **flags: object) -> AbstractAsyncContextManager[Process]:
     """Run the same with a supervisor that restarts any process after SOON_S at the latest."""
-    return preloaded_process(checkpoint, f"LONGEST_DELAY_S={SOON_S}", **flags)
+    program = CHANGED.format(name="LONGEST_DELAY_S", value=SOON_S)
+    return _running(("-c", program), checkpoint, flags)
 
 
 @asynccontextmanager
 async def _running(
-    program: tuple[str, ...], checkpoint: Path, flags: dict[str, object]
+    program: tuple[str, str], checkpoint: Path, flags: dict[str, object]
 ) -> AsyncIterator[Process]:
     values = {"model.model-path": checkpoint, "port": 0, **flags}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
@@ -183,7 +182,7 @@ class Killable:
 async def killable_server(checkpoint: Path) -> AsyncIterator[Killable]:
     """Run such a server, then let it drain."""
     flags = {"front_ends": 2, "http_port": 0, "wyoming_port": 0}
-    async with preloaded_process(checkpoint, max_restarts=100, **flags) as process:
+    async with serving_process(checkpoint, max_restarts=100, **flags) as process:
         line = await process.line()
         match = re.match(r"ready: (\S+) http=(\S+) wyoming=(\S+) model=", line)
         assert match, (line, process.log)

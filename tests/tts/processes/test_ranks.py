@@ -15,7 +15,7 @@ from tests.tts.processes.test_kills import (
     synthesize_on,
     until,
 )
-from tests.tts.server_process import ENGINE, Process, is_running, preloaded_process, processes_of
+from tests.tts.server_process import ENGINE, Process, is_running, processes_of, serving_process
 from tests.tts.serving import error_of_reading, health, reason_of, run
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
 
@@ -34,10 +34,8 @@ def rank_of(process: Process) -> int:
 def test_a_killed_rank_ends_calls_as_unavailable_and_all_are_restarted(
     tiny_checkpoint: Path,
 ) -> None:
-    devices = {"model.device-specs": "cpu,cpu"}
-
     async def scenario() -> None:
-        async with preloaded_process(tiny_checkpoint, **devices) as process:
+        async with serving_process(tiny_checkpoint, **{"model.device-specs": "cpu,cpu"}) as process:
             async with channel_to(await process.ready()) as channel:
                 before = await synthesize_on(channel)
                 call = SpeechServiceStub(channel).SynthesizeStream(long_request())

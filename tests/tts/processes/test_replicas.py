@@ -22,8 +22,8 @@ from tests.tts.server_process import (
     Process,
     Shared,
     is_running,
-    preloaded_process,
     processes_of,
+    serving_process,
     shared,
 )
 from tests.tts.serving import error_of, health, reason_of, retry_s, stream_request
@@ -102,7 +102,7 @@ class Replicated:
 @asynccontextmanager
 async def replicated(checkpoint: Path, sockets: Path) -> AsyncIterator[Replicated]:
     flags = {"zmq-endpoint-base": f"ipc://{sockets}/x", **FLAGS}
-    async with preloaded_process(checkpoint, **flags) as process, AsyncExitStack() as opened:
+    async with serving_process(checkpoint, **flags) as process, AsyncExitStack() as opened:
         address = await process.ready()
         channels = [await opened.enter_async_context(channel_to(address)) for _ in range(STREAMS)]
         server = Replicated(process, channels, sockets)

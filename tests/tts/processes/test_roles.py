@@ -12,13 +12,7 @@ from pathlib import Path
 
 from tests.tts.ipc.remote_engine import new_tcp_base
 from tests.tts.processes.test_kills import channel_to, until
-from tests.tts.server_process import (
-    SOON_S,
-    Process,
-    preloaded_process,
-    restarting_process,
-    serving_process,
-)
+from tests.tts.server_process import SOON_S, Process, restarting_process, serving_process
 from tests.tts.serving import run, stream_request
 from tts.v1 import common_pb2
 from tts.v1.speech_pb2_grpc import SpeechServiceStub
@@ -115,7 +109,7 @@ def test_two_servers_by_address(tiny_checkpoint: Path, server: str) -> None:
         prompts = {"pipeline-role": "prefill_only", "zmq-endpoint-base": base, **PAGES}
         decodes = {"pipeline-role": "decode_only", "prefill-endpoints": base, **PAGES, **METRICS}
         async with AsyncExitStack() as opened:
-            first = preloaded_process(tiny_checkpoint, **prompts)
+            first = serving_process(tiny_checkpoint, **prompts)
             prefill = await opened.enter_async_context(first)
             line = await prefill.line()
             match = READY.fullmatch(line)

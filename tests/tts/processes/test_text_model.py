@@ -17,14 +17,7 @@ from grpc_health.v1 import health_pb2
 from tests.tts.processes.test_kills import channel_to, synthesize_on, until
 from tests.tts.server.test_spoken_text import LONG_STORY, STORY, spoken, telling
 from tests.tts.server.test_text_service import generation
-from tests.tts.server_process import (
-    ENGINE,
-    Process,
-    Shared,
-    preloaded_process,
-    processes_of,
-    shared,
-)
+from tests.tts.server_process import ENGINE, Process, Shared, processes_of, serving_process, shared
 from tests.tts.serving import error_of_reading, health, reason_of
 from tts.processes.engine import NICENESS
 from tts.v1 import text_pb2 as pb
@@ -42,7 +35,7 @@ async def talking(
     """Run a server with both models, and a channel to it; then let it drain."""
     own = {"text_model": text, "text_model_config": CONFIG, **flags}
     async with (
-        preloaded_process(voice, **own) as process,
+        serving_process(voice, **own) as process,
         channel_to(await process.ready()) as channel,
     ):
         yield process, channel
@@ -117,8 +110,6 @@ def test_a_killed_engine_ends_the_call_and_comes_back(talker: Talking, lost: str
         endless = spoken(telling(" ".join([LONG_STORY] * 3)), max_tokens=None)
         call = stub.GenerateSpeech(endless)
         assert (await call.read()).text.WhichOneof("event") == "started"
-        while lost == "voice" and (await call.read()).speech.WhichOneof("event") != "audio":
-            pass
         os.kill(text_engine if lost == "text" else voice_engine, signal.SIGKILL)
         error = await error_of_reading(call)
         assert error.code() is grpc.StatusCode.UNAVAILABLE

@@ -22,8 +22,8 @@ from tests.tts.server_process import (
     FRONT_END,
     Process,
     Shared,
-    preloaded_process,
     processes_of,
+    serving_process,
     shared,
 )
 from tests.tts.serving import (
@@ -50,7 +50,7 @@ async def unloading(
 ) -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
     """Run a server that unloads its models soon, and a channel to it; then let it drain."""
     async with (
-        preloaded_process(checkpoint, unload_after_s=IDLE_S, **flags) as process,
+        serving_process(checkpoint, unload_after_s=IDLE_S, **flags) as process,
         channel_to(await process.ready()) as channel,
     ):
         yield process, channel
