@@ -48,7 +48,7 @@ class Judges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One sentence in one voice: what a recogniser wrote, and errors of it or of other readings."""
+    """One sentence in one voice: what a recogniser wrote, and the errors of a reading."""
 
     voice: str
     text: str

@@ -30,7 +30,7 @@ def _heads(
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> tl.tuple:
-    """Return `COUNT` heads behind each other, each the sum of its parts."""
+    """Return `COUNT` heads that follow each other in memory, each the sum of its parts."""
     heads: tl.tuple = ()
     for n in tl.static_range(COUNT):
         head = line + n * SIZE + dims
@@ -119,15 +119,15 @@ def _attend_kernel(
         cosines = tl.load(angles, mask=is_pair, other=1.0)
         sines = tl.load(angles + 1, mask=is_pair, other=0.0)
         if n > 0:
-            tl.debug_barrier()  # the key and value before are stored
+            tl.debug_barrier()  # all threads have stored the key and value before
         elif LEVEL > 0:
             gdc_wait()
         line = projected + row * ((GROUP + 2) * KV_HEADS * SIZE)
         queries = _heads(line + first, part_size, dims, is_dim, GROUP, SIZE, PARTS)
         key = _heads(line + own, part_size, dims, is_dim, 1, SIZE, PARTS)[0]
         target = out + row * (KV_HEADS * GROUP * SIZE) + first
-        line += own + KV_HEADS * SIZE
-        value = _heads(line, part_size, dims, is_dim, 1, SIZE, PARTS)[0].to(kind).to(tl.float32)
+        values = line + own + KV_HEADS * SIZE
+        value = _heads(values, part_size, dims, is_dim, 1, SIZE, PARTS)[0].to(kind).to(tl.float32)
         is_before = positions < position
         past = _past(places, is_before, is_dim), _past(places + cache_part, is_before, is_dim)
         if LEVEL == 1:

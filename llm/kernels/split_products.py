@@ -108,7 +108,7 @@ def _launch(
         out.stride(0),
         IN=num_in,
         PART=part,
-        ROWS=MAX_SPLIT_ROWS * triton.cdiv(num_rows, MAX_SPLIT_ROWS),
+        ROWS=max(MAX_SPLIT_ROWS, triton.next_power_of_2(num_rows)),
         BLOCK_OUT=tiles.block_out,
         BLOCK_IN=tiles.block_in,
         IS_WHOLE=part * tiles.splits == num_in,

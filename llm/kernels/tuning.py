@@ -12,7 +12,8 @@ fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks 
 
 From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
 found with all of its kernels in one graph on an H100: each program fills most of a processor's
-shared memory, so that the next kernel's programs do not share one while others have none. Those of
+shared memory, so that the next kernel's programs do not share one while others have none. The rows
+of two positions together have the same tiles with three stages, which fit. Those of
 the head for more than `WIDE_ROWS` rows were found on an H200.
 """
 

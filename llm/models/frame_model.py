@@ -100,13 +100,14 @@ class DepthModel(FrameModel):
         """See `FrameModel`: keys and values; and products of the attention, or two positions in a
         layer of `llm.layers.split_depth`.
         """
-        depth, inner = cls.read_depth(config).shape, cls.read_depth(config).intermediate_size
+        own = cls.read_depth(config)
+        depth, inner, hidden = own.shape, own.intermediate_size, own.shape.hidden_size
         width = choose_encoding(pipeline_config.model, config).dtype.itemsize
         positions = cls.read_frames(config).num_codebooks * depth.head_dim
         cached = 2 * depth.num_layers * depth.num_kv_heads * positions * width
         queries, keys = depth.num_heads * depth.head_dim, depth.num_kv_heads * depth.head_dim
-        sums = 4 * max(queries + 2 * keys, SPLIT_PROGRAMS * SPLIT_BLOCK)
-        pair = 2 * ((2 * (depth.hidden_size + queries) + inner) * width + sums)
+        sums = 4 * max(queries + 2 * keys, hidden, SPLIT_PROGRAMS * SPLIT_BLOCK)
+        pair = 2 * ((2 * hidden + queries + max(hidden, queries) + inner) * width + sums)
         return cached + max(2 * depth.num_heads * positions * 4, pair)
 
     def _use(self, stack: Stack) -> None:

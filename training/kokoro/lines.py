@@ -39,19 +39,19 @@ ASKED = {  # of questions; all but the first kind are short ones by templates
 }
 QUESTIONS = 0.24  # of all lines
 LEAST_ALIKE = 40  # words of an initial
+WHOLE_WORD = r"(?<![\w'’])[a-z]{3,9}(?![\w'’])"
 OPENERS = ("Oh", "Well", "Look", "Listen", "Yes", "No", "Stop", "Wait", "Help", "Great", "Sorry")
-WORD = (
-    "Yes.", "No.", "Who?", "What?", "Why?", "When?", "Where?", "How?", "Really?", "Again?", "Here?",
-    "Hello.", "Thanks.", "Sorry.", "Maybe.", "Never.", "Always.", "Tomorrow.", "Today.", "Right.",
-    "Stop!", "Wait!", "Go!", "Help!", "Good.", "Fine.", "Okay.", "Please.", "Welcome.", "Goodbye.",
-    "Left.", "Now?",
+SINGLE_WORDS = (
+    "Look!", "Later.", "Soon.", "Nothing.", "Almost.", "Once.", "Enough!", "Quick!", "Ready?",
+    "Sure.", "Which?", "Sunday.", "Twelve.", "What?", "When?", "Where?", "How?", "Here?", "Now?",
+    "Always.", "Today.", "Right.", "Go!", "Good.", "Fine.", "Please.", "Whose?", "Ten.", "Him?",
 )  # fmt: skip
-AGAIN = (
+REPETITIONS = (
     "{w}, {w}, {w}, {s}.", "{w} {w} {w} {s}.", "{S}, {s}, and {s} again.", "{S} and {s} and {s}.",
-    "It was {v} {v} {a}.", "It was {v} {v} {v} {a}, and {v} {v} {b}.", "The {a}, {a}, {a} {n}.",
-    "{F}! {F}! {s}!", "{F} said that {F} knew what {F} had seen.", "{n} by {n} by {n}, {s}.",
-    "The {n} that that man had had had no {m}.", "He had had a {n}, and she had had had a {m}.",
-    "Knock, knock. Who is there? {F}. {F} who?", "Is it {a}, {a}, or {b}?",
+    "{F} is {v} {v} {a}.", "They were {v} {v} {v} {a} and {v} {b}.", "The {a}, {a}, {a} {n}.",
+    "{F}, {F}, come here!", "A {n}, a {n}, my kingdom for a {n}!",
+    "She had had that {n} that that {m} is like.", "Each {n} he had had had been {a}.",
+    "Not {a}, not {b}, not {a}.", "Row, row, row, then {s}.",
 )  # fmt: skip
 SMALL_WORDS = ("the", "a", "and", "for", "of", "with", "in", "from", "to")
 SAID = ("said", "asked", "answered", "whispered", "shouted", "replied", "cried", "called")
@@ -128,7 +128,7 @@ def repeated(rng: random.Random, parts: Sequence[str]) -> str:
     """A sentence with words or phrases that come several times."""
     sentence = rng.choice(parts).rstrip(".!?,;:")
     adjectives, nouns = rng.sample(WORDS["adjectives"], 2), rng.sample(WORDS["nouns"], 2)
-    text = rng.choice(AGAIN).format(
+    text = rng.choice(REPETITIONS).format(
         S=sentence, s=sentence[0].lower() + sentence[1:], F=rng.choice(NAMES),
         w=rng.choice(("no", "yes", "please", "again", "now", "more", "well", "step")),
         v=rng.choice(("very", "really", "so", "too", "much")),
@@ -147,7 +147,7 @@ def digits(rng: random.Random) -> str:
 
 def words_by_initial(lines: Sequence[str]) -> list[list[str]]:
     """Words of three to nine letters that lines have three times and more, of each initial."""
-    counts = Counter(word for line in lines for word in re.findall(r"\b[a-z]{3,9}\b", line))
+    counts = Counter(word for line in lines for word in re.findall(WHOLE_WORD, line))
     found: dict[str, list[str]] = defaultdict(list)
     for word in sorted(word for word, count in counts.items() if count > 2):
         found[word[0]].append(word)
@@ -161,7 +161,9 @@ def shares(questions: float) -> dict[str, float]:
 
 
 def choose(corpus: Sequence[str], count: int, seed: int, questions: float = QUESTIONS) -> list[str]:
-    """About `count` lines, of which a share are questions, shuffled; all but `WORD` differ."""
+    """About `count` lines, of which a share are questions, shuffled. Only single words come several
+    times.
+    """
     rng = random.Random(seed)
     by_kind: dict[str, list[str]] = defaultdict(list)
     for line in corpus:
@@ -183,7 +185,7 @@ def choose(corpus: Sequence[str], count: int, seed: int, questions: float = QUES
     judged = {line for path in HELD_OUT for line in path.read_text(encoding="utf-8").splitlines()}
     chosen: dict[str, None] = {}
     wanted_of = {kind: round(share * count) for kind, share in shares(questions).items()}
-    words = rng.choices(WORD, k=wanted_of.pop("word"))
+    words = rng.choices(SINGLE_WORDS, k=wanted_of.pop("word"))
     for kind, wanted in wanted_of.items():
         found = by_kind[kind] if kind != "dialogue" else []
         lines = rng.sample(found, min(wanted, len(found)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from num2words import num2words
 
 from training.corpus import SHARE, html_paragraphs
-from training.kokoro.lines import QUESTIONS, SHARES, shares
+from training.kokoro.lines import QUESTIONS, shares
 
 PACKAGES = (
     "fortunes-es", "sword-text-sparv", "diatheke", "debian-handbook", "wspanish",
@@ -65,7 +65,8 @@ SCRIPTURE_LINES = 14_000
 RARE_PER_LINE = 6
 JOINED = 0.3  # of short sentences: the next one follows in the same line
 RARE_SHARE = 0.05  # of all lines, which templates give up
-TEMPLATES = (1 - QUESTIONS) * SHARES["template"] - RARE_SHARE
+ENGLISH_ONLY = ("alike", "repeated", "digits", "word")  # kinds of lines; prose takes their place
+TEMPLATES = 0.05  # of all lines
 DESCRIBED = 0.4  # of things: with an adjective
 BEFORE_AGUA = {"la": "el", "una": "un", "esta": "este"}
 CONTRACTED = (
@@ -353,6 +354,7 @@ def choose(corpus: Sequence[str], rare: Sequence[str], count: int, seed: int) ->
         "open": lambda: fill(rng, "open"),
     }
     wanted = shares(QUESTIONS) | {"rare": RARE_SHARE, "template": TEMPLATES}
+    wanted["prose"] += sum(wanted.pop(kind) for kind in ENGLISH_ONLY)
     chosen: dict[str, None] = {}
     for kind, share in wanted.items():
         size = round(share * count)

@@ -96,7 +96,7 @@ class FamilyTraits:
     sampling: SamplingParams | None = None
     later_prefix: str = ""
     ascii_only: bool = False  # the model reads no other letters
-    # besides ASCII of each language that an `ascii_only` model reads, too
+    # other letters than ASCII that an `ascii_only` model reads, by language
     letters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     language: str = "en"  # BCP-47 code of texts whose language nothing states; "": unknown
     tags: tuple[str, ...] = ()  # words of the text that stand for sounds, such as <laugh>

@@ -120,8 +120,9 @@ def clean_word(
 
 
 def without_others(word: str, letters: frozenset[str]) -> tuple[str, int]:
-    """Return a cleaned word without letters that neither are these nor become ASCII, and the number
-    of removed letters."""
+    """Return a cleaned word without the letters that are neither in `letters` nor become ASCII, and
+    how many were removed.
+    """
     if word.isascii():
         return word, 0
     parts, num_lost = [], 0

@@ -243,9 +243,11 @@ def smallest(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def ranked(values: tl.tensor, rank: tl.tensor) -> tl.tensor:
-    """Return what `smallest` does, for fewer than 2¹⁵ values: a step counts those below two
-    thirds of a span in one sum, and there are the fewer the further apart the values are.
+    """Return what `smallest` does, for fewer than 2¹⁵ values. A step counts those below one third
+    and below two thirds of a span in one sum; the further apart the values are, the fewer steps
+    there are.
     """
+    tl.static_assert(values.shape[0] < 1 << 15)
     found, end = tl.zeros([], tl.int32), tl.full([], 1 << 24, tl.int32)
     while end - found > 1:
         span = end - found
