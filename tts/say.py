@@ -159,7 +159,7 @@ def _add_voice(group: argparse._ArgumentGroup) -> None:
 
 def _add_language(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--language", default="", metavar="CODE", help="language code, such as en-US"
+        "--language", default="", metavar="CODE", help="language of the text, such as es"
     )
 
 

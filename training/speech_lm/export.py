@@ -88,7 +88,9 @@ def export_texts(known: Symbols, out: Path, *, spanish: bool) -> None:
     }  # fmt: skip
     if spanish:
         letters = "".join(sorted(SPANISH_LETTERS))
-        values["languages"] = {"es": {"token": SPANISH_NAME, "letters": letters}}
+        own = "".join(sorted({*known.phonemes(spanish=True)} - {*known.phonemes()}))
+        one = {"token": SPANISH_NAME, "letters": letters, "phonemes": own}
+        values["languages"] = {"es": one}
     write_json(out / "speech.json", values)
 
 

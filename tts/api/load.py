@@ -34,9 +34,9 @@ def load(model: str | Path = "", /, *, revision: str = "", **options: Any) -> Lo
     """Load a voice into this process and return it, ready to speak.
 
     `model` is a checkpoint's folder or a name on the Hugging Face hub; left out, it is the
-    built-in English voice. `revision` is the hub's branch, tag or commit. `options` are the fields
-    of `AudioGenerationConfig`, named as the flags of `tts.serve` (`family="orpheus"`,
-    `max_batch_size=32`); a section is a dictionary, as in a configuration file
+    built-in voice, of English and Spanish. `revision` is the hub's branch, tag or commit. `options`
+    are the fields of `AudioGenerationConfig`, named as the flags of `tts.serve`
+    (`family="orpheus"`, `max_batch_size=32`); a section is a dictionary, as in a configuration file
     (`model={"device_specs": ["cpu"]}`). `lexicon` is a file of pronunciations, or several.
     `SONANT_...` variables and `config_file=` count, too.
 

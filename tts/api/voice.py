@@ -177,8 +177,8 @@ class LoadedVoice:
 
     def _chosen(self, checked: CheckedRequest) -> Voice:
         """Return the voice of a request."""
-        if self._voice is not None and not (checked.voice or checked.language):
-            return self._voice
+        if self._voice is not None and not checked.voice:
+            return replace(self._voice, language=checked.language or self._voice.language)
         return self._synthesizer.voices.choose(checked.voice, checked.language)
 
     def _with_voice(self, checked: CheckedRequest) -> SpeechRequest:

@@ -191,8 +191,9 @@ def _check_together(args: argparse.Namespace) -> None:
             "--ref-audio",
         ),
         (
-            args.phonemes and (_asks_for_sound(args) or args.stream_stdin),
-            "--phonemes prints text: no voice, no lexicon, no output file, no --stream-stdin",
+            args.phonemes and (_asks_for_sound(args) or args.stream_stdin or args.language),
+            "--phonemes prints those of US English: no voice, no language, no lexicon, no output "
+            "file, no --stream-stdin",
         ),
         (
             bool(args.markup) and (args.phonemes or args.stream_stdin),

@@ -11,7 +11,8 @@ VOWELS = "aeiouyæøœɐɑɒɔɘəɚɛɜɝɞɤɨɪɯɵɶʉʊʌʏᵊᵻ"
 _STRESS = re.compile(rf"([{STRESS}])([^{VOWELS}{STRESS}\s]+)(?=[{VOWELS}])")
 _SPELLINGS = {
     "r": "ɹ", "g": "ɡ", "ɝ": "ɜɹ", "ɚ": "əɹ", "ɫ": "l", "ʍ": "w", "ɐ": "ʌ", "e": "ɛ", "o": "oʊ",
-    "'": "ˈ", ",": "ˌ", ":": LONG, "ʔ": "t",
+    "'": "ˈ", ",": "ˌ", ":": LONG, "ʔ": "t", "x": "h", "β": "v", "ɣ": "ɡ", "ɲ": "nj", "ʎ": "lj",
+    "ʝ": "j", "ɾ": "ɹ",
 }  # fmt: skip
 """Signs that a model may lack, by the nearest phonemes."""
 _SILENT = str.maketrans("", "", "/[].\u035c\u0361\u203f")  # brackets, syllables, ties

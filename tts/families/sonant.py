@@ -6,7 +6,8 @@
 A built-in voice is a row of codes in voices.json, and a clip is encoded to one, whatever is said in
 it. speech.json has the number of the first code's token and of the first symbol's, and the phonemes
 that each symbol stands for; `languages` has those that the model reads besides English, each with
-the name of the token before its texts and the letters that are not ASCII.
+the name of the token before its texts, the letters that are not ASCII, and the phonemes that
+English texts do not have.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Language:
 
     token: int  # before a text
     letters: frozenset[str]  # that are not ASCII
+    phonemes: frozenset[str]  # that English lacks
 
     def reduced(self, text: str) -> str:
         """Return a text in these letters and ASCII; others become what English texts have."""
@@ -69,7 +71,9 @@ class SonantFamily(SpeechFamily):
         phonemes = self._phonemes_of_symbols()
         if self._first_symbol + len(phonemes) > self._first_code:
             raise self._error("the tokens of symbols must be below first_code")
-        self._symbols = SymbolTable(phonemes)
+        self._all_symbols = SymbolTable(phonemes)
+        others = {phoneme for one in self._languages.values() for phoneme in one.phonemes}
+        self._symbols = SymbolTable(["" if one in others else one for one in phonemes])
         names = START_OF_SPEECH, END_OF_SPEECH, SYMBOLS
         self._start, self._end, self._marker = map(self.tokenizer.control_id, names)
         self._voice_codes = 0  # known with the codec
@@ -123,16 +127,18 @@ class SonantFamily(SpeechFamily):
     def reads_ipa(self, ipa: str) -> bool:
         for word in ipa.split():
             self._symbols.places(word)
+            self._all_symbols.places(word)
         return True
 
     def _marked(self, text: str, voice: Voice, language: Language | None) -> Iterator[int]:
         """Yield the token ids of a text with phonemes. Only British voices have long vowels."""
         is_british = not voice.language_codes or voice.speaks(BRITISH)
+        symbols = self._symbols if language is None else self._all_symbols
         for letters, ipa in parts_of(text):
             yield from self._letters(letters, language)
             if ipa:
                 yield self._marker
-                places = self._symbols.places(ipa if is_british else ipa.replace(LONG, ""))
+                places = symbols.places(ipa if is_british else ipa.replace(LONG, ""))
                 yield from (self._first_symbol + place for place in places)
 
     def _token(self, key: str) -> int:
@@ -146,16 +152,16 @@ class SonantFamily(SpeechFamily):
         found: dict[str, Language] = {}
         try:
             for code, value in given.items():
-                token, letters = value["token"], value["letters"]
-                if is_english(code) or primary(code) in found or not isinstance(letters, str):
+                token, *texts = value["token"], value["letters"], value["phonemes"]
+                if is_english(code) or primary(code) in found or not _are_texts(texts):
                     raise TypeError
                 found[primary(code)] = Language(
-                    self.tokenizer.control_id(token), frozenset(letters)
+                    self.tokenizer.control_id(token), *map(frozenset, texts)
                 )
         except (AttributeError, KeyError, TypeError):
             raise self._error(
                 "languages, besides English, must be such as "
-                '{"es": {"token": "<|spanish|>", "letters": "áéíóúüñÁÉÍÓÚÜÑ"}}'
+                '{"es": {"token": "<|spanish|>", "letters": "áéíóúüñ", "phonemes": "ɾx"}}'
             ) from None
         return found
 
@@ -167,3 +173,7 @@ class SonantFamily(SpeechFamily):
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.checkpoint.folder / SPEECH_FILE}: {problem}")
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

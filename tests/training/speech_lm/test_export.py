@@ -55,7 +55,7 @@ from tts.voices.types import Voice, VoicePrompt
 TOY = DESIGNS["toy"]
 ROWS = {"bf_one": [9, 8, 7, 6], "af_heart": [1, 2, 3, 4], "am_michael": [40, 41, 42, 43]}
 SERVED = {"run_model_test_mode": False, "max_length": 768}
-MARKED = {"token": "<|start_of_speech|>", "letters": "é"}
+MARKED = {"token": "<|start_of_speech|>", "letters": "é", "phonemes": ""}
 SIZES = ModelConfig(CODEBOOK, 128, 2, 2, 1, 384, max_tokens=768)
 
 
@@ -456,11 +456,12 @@ def folder_without(folder: Path, name: str, parent: Path) -> Path:
         ({"languages": ["es"]}, "must be such as"),
         ({"languages": {"es": "<|start_of_speech|>"}}, "must be such as"),
         ({"languages": {"es": MARKED | {"letters": ["é", 1]}}}, "must be such as"),
+        ({"languages": {"es": {"token": MARKED["token"], "letters": "é"}}}, "must be such as"),
         ({"languages": {"es": MARKED, "es-MX": MARKED}}, "must be such as"),
         ({"languages": {"en-GB": MARKED}}, "languages, besides English, must"),
         ({"languages": {"": MARKED}}, "languages, besides English, must"),
         (
-            {"languages": {"es": {"token": "<|none|>", "letters": "é"}}},
+            {"languages": {"es": MARKED | {"token": "<|none|>"}}},
             r"tokenizer.json has no token <\|none\|>",
         ),
         ({"first_symbol": 10**9}, "the tokens of symbols must be below first_code"),

@@ -343,6 +343,35 @@ def test_a_lexicon_is_spoken_as_the_pronunciations_of_a_request_are(
     assert voice.say("A tomahto.", seed=7).pronunciations == ()
 
 
+def test_the_built_in_voice_speaks_spanish(voice: LoadedVoice) -> None:
+    text = "Son las 9:45, señor."
+    found = voice.say(text, language="es-MX", seed=7)
+    assert not found.warnings
+    assert found.samples.tobytes() == voice.say(text, voice="lucia", seed=7).samples.tobytes()
+    assert found.samples.tobytes() != voice.say(text, voice="diego", seed=7).samples.tobytes()
+    in_english = voice.say(text, voice="lucia+hazel", seed=7)
+    assert in_english.samples.tobytes() != (
+        voice.say(text, voice="lucia+hazel", language="es", seed=7).samples.tobytes()
+    )
+
+
+def test_a_clone_keeps_its_voice_in_another_language(voice: LoadedVoice, plain: Speech) -> None:
+    clone = voice.clone(wav(plain.samples, plain.sample_rate))
+    said = {
+        language: speaker.say("No es así.", language=language, seed=7).samples.tobytes()
+        for language, speaker in (("es", clone), ("", clone), ("es-ES", voice))
+    }
+    assert len(set(said.values())) == 3
+
+
+def test_sounds_of_spanish_are_the_nearest_ones_in_english(voice: LoadedVoice) -> None:
+    said = [
+        voice.say("The loch.", phonemes={"loch": ipa}, seed=7).samples.tobytes()
+        for ipa in ("lɑx", "lɑh", "lɑk")
+    ]
+    assert said[0] == said[1] != said[2]
+
+
 def test_a_lexicon_with_a_sound_that_the_voice_lacks_is_refused(
     embedded: Service, tmp_path: Path
 ) -> None:

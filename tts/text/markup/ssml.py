@@ -298,7 +298,8 @@ class _Reader:
         language = given.get("xml:lang") or (languages[0].split(":")[0] if languages else "")
         if not names and not language:
             return element.style
-        return replace(element.style, voice=names[0] if names else "", voice_language=language)
+        named = names[0] if names else ""
+        return replace(element.style, voice=named, voice_language=language, language=language)
 
     def _mark(self, element: _Element) -> None:
         start, name = element.start, self._required(element, "name")
