@@ -133,8 +133,15 @@ class Link:
         """Whether the engine is connected and sends heartbeats."""
         return self.is_up and self._heartbeat.silence_s < QUIET_S
 
+    @property
+    def _can_send(self) -> bool:
+        """Whether all sockets that send are connected: each connects by itself."""
+        return all(
+            socket.poll(0, zmq.POLLOUT) for socket in (self._work, self._cancel, self._control)
+        )
+
     async def welcome(self) -> EngineInfo:
-        """Send Hello until the engine answers, without a time limit.
+        """Send Hello until the engine answers, without a time limit. Requests can be sent then.
 
         Raises EngineLostError when the connection is lost meanwhile, and ConfigError for the
         engine of another server.
@@ -142,7 +149,8 @@ class Link:
         while not self._welcomed.done():
             if self.lost.is_set():
                 raise EngineLostError("the engine exited before it answered")
-            self._post(self._control, Hello(self.name, self._endpoints.server_id))
+            if self._can_send:
+                self._post(self._control, Hello(self.name, self._endpoints.server_id))
             await asyncio.wait((self._welcomed,), timeout=HELLO_S)
         return self._welcomed.result()
 
