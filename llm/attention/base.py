@@ -109,7 +109,6 @@ class AttentionOptions:
     enable_pdl: bool = False  # FlashInfer's kernels may start before the previous one has ended
     # launch level of the built-in kernels for rows of one query, see `KernelSet`; None: not used
     decode_level: int | None = None
-    reads_ahead: bool = False  # these bring keys and values into the cache before they are read
     batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
 
 

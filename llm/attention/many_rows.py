@@ -7,10 +7,6 @@
 No program waits for another. A split has at least `SPLIT_KEYS` keys and a long context several, so
 that contexts of any lengths occupy the device evenly. Parts are added in the order of the splits,
 whichever program ends last. There is no plan: page ids and lengths are read from the device.
-With `reads_ahead` keys and values are brought into the cache before they are read, the first ones
-of a program even before the kernel's predecessor has ended: all keys but the newest were stored in
-earlier steps.
-
 Float8 keys and values are read in pairs of neighbouring dimensions, which are one number of 16 bits
 for the matrix unit's loads. First numbers and second numbers of all pairs are multiplied apart, in
 float16, which holds every number of float8.
@@ -28,7 +24,6 @@ from llm.attention.base import AttentionOptions
 from llm.attention.few_rows import FEW_ROWS, capped, keep
 from llm.attention.page_lists import PageLists
 from llm.kv_cache.kv_pool import KVPool
-from llm.memory.fetch import fetch
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
 BLOCK = 64  # keys of a step
@@ -36,7 +31,6 @@ STAGES = 3  # steps whose keys are being read
 NUM_WARPS = 4
 SPLIT_KEYS = 512  # of a split, at least
 MAX_SPLITS = 8
-FETCHED_KEYS = 128  # of a program, asked for before they are read
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CONVERT = """{{
 .reg .b32 both;
@@ -128,35 +122,6 @@ def _attend_block(
 
 
 @triton.jit
-def _fetch_block(
-    heads: tl.tuple,
-    ids: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-) -> None:
-    """Bring a block of keys and values, all of one page, into the cache."""
-    PAGE: tl.constexpr = KEYS[0]
-    WIDTH: tl.constexpr = SIZE // KEYS[1]
-    ITEM: tl.constexpr = heads[0].dtype.element_ty.primitive_bitwidth // 8
-    if first < end:
-        page = tl.load(ids + first // PAGE).to(tl.int64)
-        place = (page * PAGE + first % PAGE) * WIDTH
-        fetch(heads[0] + place, KEYS[2] * WIDTH * ITEM)
-        fetch(heads[1] + place, KEYS[2] * WIDTH * ITEM)
-
-
-@triton.jit
-def _fetch_first(heads: tl.tuple, share: tl.tuple, SIZE: tl.constexpr, KEYS: tl.constexpr) -> None:
-    """Bring the first keys and values of a split into the cache."""
-    BLOCK: tl.constexpr = KEYS[2]
-    FETCHED: tl.constexpr = KEYS[4]
-    for ahead in tl.static_range(0, FETCHED, BLOCK):
-        _fetch_block(heads, share[0], share[1] + ahead, share[2], SIZE, KEYS)
-
-
-@triton.jit
 def _attend_split(
     queries: tl.tensor,
     is_query: tl.tensor,
@@ -187,8 +152,6 @@ def _attend_split(
         summed = summed + (tl.zeros((GROUP, WIDTH), tl.float32),)
     state = (tl.full((GROUP,), -1.0e30, tl.float32), tl.zeros((GROUP,), tl.float32), summed)
     for first in tl.range(start, end, BLOCK, num_stages=KEYS[3]):
-        if KEYS[4] > 0:
-            _fetch_block(pages, ids, first + KEYS[4], end, SIZE, KEYS)
         is_seen = first + lines < end
         if SEEN[0] > 0:
             is_seen = is_seen & (first + lines >= oldest)
@@ -311,9 +274,9 @@ def _decode_kernel(
     `parts` float32 [rows, KV heads, splits, Q × (D + 2)]; `counts` int32 [rows, KV heads], 0.
 
     `HEADS`: query heads of a KV head, KV heads, their size D, room for queries Q in `parts`.
-    `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps read ahead, keys
-    in the cache before they are read. `SPLITS`: most splits, least keys of one. `SEEN`: window and
-    soft cap of the scores, or 0.
+    `KEYS`: tokens of a page, numbers in a unit of the pool, keys of a step, steps whose
+    keys are being read. `SPLITS`: most splits, least keys of one. `SEEN`: window and soft cap of
+    the scores, or 0.
     """
     if LEVEL == 2:
         gdc_launch_dependents()
@@ -331,7 +294,6 @@ def _decode_kernel(
     queries = query + row.to(tl.int64) * query_stride + (head * HEADS[0] + lines) * SIZE
     of_head = head.to(tl.int64) * pages[2]
     heads, share = (pages[0] + of_head, pages[1] + of_head), (ids, start, end, oldest)
-    _fetch_first(heads, share, SIZE, KEYS)
     if LEVEL > 0:
         gdc_wait()
     state = _attend_split(queries, is_query, heads, share, scale, SIZE, KEYS, SEEN, GROUP)
@@ -368,8 +330,6 @@ class ManyRowsDecode:
         self._splits = 1 << (splits.bit_length() - 1)
         self._scratch = scratch
         self._counts = torch.zeros(num_rows, heads, dtype=torch.int32, device=pool.device)
-        is_aligned = pool.page_size % BLOCK == 0  # a block is in one page
-        self._fetched = FETCHED_KEYS if options.reads_ahead and is_aligned else 0
         # Pairs of float8 numbers are read as one number.
         self._parts = 2 if pool.dtype.itemsize == 1 else 1
         self._pages = [self._pages_of(n) for n in range(pool.num_layers)]
@@ -402,7 +362,7 @@ class ManyRowsDecode:
                 pool.head_dim,
                 self._queries,
             ),
-            KEYS=(pool.page_size, self._parts, BLOCK, STAGES, self._fetched),
+            KEYS=(pool.page_size, self._parts, BLOCK, STAGES),
             SPLITS=(self._splits, SPLIT_KEYS),
             SEEN=(window or 0, options.soft_cap or 0.0),
             GROUP=GROUP,

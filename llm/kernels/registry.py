@@ -74,10 +74,6 @@ class KernelSet:
     """Programmatic dependent launch. 1: a kernel may start when its predecessor is about to end; 2:
     when it begins, and loads weights until it needs the predecessor's results.
     """
-    reads_ahead: bool = False
-    """Whether attention brings keys and values into the cache before they are read, see
-    `llm.memory.fetch`.
-    """
 
     @classmethod
     def choose(cls, *, vendor_blas: bool, experimental: bool, launch_level: int) -> KernelSet:
@@ -88,7 +84,7 @@ class KernelSet:
             if not (kernel.is_product and vendor_blas)
             and not (kernel.is_experimental and not experimental)
         )
-        return cls(chosen, launch_level, experimental and launch_level == 2)
+        return cls(chosen, launch_level)
 
     def __contains__(self, name: object) -> bool:
         return any(kernel.name == name for kernel in self.kernels)

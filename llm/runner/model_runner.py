@@ -284,7 +284,6 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             enable_pdl=self.session.pdl_level > 0,
             batch_invariant=self.model_config.batch_invariant,
             decode_level=self.session.pdl_level if attends else None,
-            reads_ahead=kernels.reads_ahead,
         )
         self.attn_backend = create_attention_backend(
             self.model_config.attention_backend, self.token_to_kv_pool, options

@@ -118,12 +118,7 @@ def test_decoding_many_rows(
     found: dict[int, list[Tensor]] = {}
     for level in (0, 1, 2):
         options = AttentionOptions(
-            num_heads,
-            torch.bfloat16,
-            (window, window),
-            enable_pdl=True,
-            decode_level=level,
-            reads_ahead=level == 2,
+            num_heads, torch.bfloat16, (window, window), enable_pdl=True, decode_level=level
         )
         own = ManyRowsDecode(pool, options, lists, count, scratch)
         found[level] = []
