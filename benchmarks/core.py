@@ -3,9 +3,11 @@
     decode      one greedy sequence: tokens per second, and the share of the memory bandwidth of a
                 large copy on the same device that reading the model takes
     batch       the same for 256 sequences of one length
-    throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py)
-    steps       the same requests again: duration of a step by its number of rows and of steps with
-                prompts, and the kernels of full decode steps (under the profiler)
+    throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py), and the
+                time of steps with prompts, of others, and between them
+    steps       the same lengths again with other prompts: duration of a step by its number of rows
+                and of steps with prompts, and the kernels of full decode steps (under the
+                profiler)
     gaps        idle time of the device between two decode steps, with one row and with a full batch
     cancel      time until the pages of a cancelled request are free
     memory      memory of the process without weights and KV pages
@@ -38,7 +40,7 @@ from typing import Any
 import torch
 
 from benchmarks import peers
-from benchmarks.core_steps import gaps, steps
+from benchmarks.core_steps import gaps, steps, time_by_kind
 from benchmarks.core_subject import Sizes, Subject, warm_jobs
 from benchmarks.engine_load import (
     Load,
@@ -163,8 +165,10 @@ def _weight_bytes(runner: ModelRunner, shape: Shape, rows: int) -> int:
 def throughput(subject: Subject) -> Iterator[Figure]:
     """Measure all requests at once, after a few short ones for warm-up."""
     sizes, name = subject.sizes, subject.shape.name
-    jobs = warm_jobs(subject)
-    done = run(subject.engine, jobs, sizes.limit_s)
+    jobs, engine = warm_jobs(subject), subject.engine
+    before = engine.stats()
+    done = run(engine, jobs, sizes.limit_s)
+    after = engine.stats()
     yield Figure(
         f"{name}: {sizes.requests} requests",
         (done.tokens_per_s,),
@@ -173,6 +177,7 @@ def throughput(subject: Subject) -> Iterator[Figure]:
         at_least=True,
         note=_how_much(done, sum(job.num_tokens for job in jobs), sizes),
     )
+    yield from time_by_kind(name, before, after, done.wall_s)
 
 
 def _how_much(done: Run, asked: int, sizes: Sizes) -> str:

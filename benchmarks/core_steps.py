@@ -8,14 +8,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import sub
 from pathlib import Path
 
 from benchmarks import trace
 from benchmarks.core_subject import Subject, warm_jobs
-from benchmarks.engine_load import Load, decode_jobs, pipeline_of
+from benchmarks.engine_load import Job, Load, decode_jobs, pipeline_of
 from benchmarks.report import Figure
 from llm import EngineStats
 from llm.batch import ForwardMode
@@ -58,6 +58,38 @@ class Batches:
         return cls(count, seconds, *(total / max(planned, 1) for planned, total in sizes))
 
 
+def time_by_kind(name: str, then: EngineStats, now: EngineStats, wall_s: float) -> Iterator[Figure]:
+    """Divide the time of a run: steps with prompts, steps without, and what the host does between
+    two steps, which with overlap is while the device computes.
+    """
+    prompts = Batches.between(then, now, *WITH_PROMPTS)
+    decode = Batches.between(then, now, ForwardMode.DECODE)
+    planned_s = sum(kind.schedule_s.total for kind in now.batches)
+    planned_s -= sum(kind.schedule_s.total for kind in then.batches)
+    captured = ""
+    if now.graphs is not None and then.graphs is not None:
+        replays = now.graphs.prompt_replays - then.graphs.prompt_replays
+        captured = f", {replays} of them captured"
+    yield Figure(
+        f"{name}: steps with prompts, in all",
+        (prompts.seconds,),
+        "s",
+        note=f"{prompts.count} steps of {prompts.tokens:.0f} tokens{captured}",
+    )
+    yield Figure(
+        f"{name}: steps without prompts, in all",
+        (decode.seconds,),
+        "s",
+        note=f"{decode.count} steps of {decode.rows:.0f} rows",
+    )
+    yield Figure(
+        f"{name}: between steps, in all",
+        (wall_s - prompts.seconds - decode.seconds,),
+        "s",
+        note=f"{planned_s:.2f} s of it planning, the rest results and streams",
+    )
+
+
 def steps(subject: Subject) -> Iterator[Figure]:
     """Measure the steps of the throughput test, then the kernels of a step with all its rows."""
     sizes, name = subject.sizes, subject.shape.name
@@ -89,7 +121,7 @@ def steps(subject: Subject) -> Iterator[Figure]:
 
 def _watched(subject: Subject) -> list[EngineStats]:
     """Run the throughput test; return snapshots from before it to its end or the time limit."""
-    engine, jobs = subject.engine, warm_jobs(subject)
+    engine, jobs = subject.engine, [_with_other_prompt(job) for job in warm_jobs(subject)]
     seen, deadline = [engine.stats()], time.monotonic() + subject.sizes.limit_s
     load = Load(engine, jobs)
     try:
@@ -98,6 +130,11 @@ def _watched(subject: Subject) -> list[EngineStats]:
     finally:
         load.stop()
     return [*seen, engine.stats()]
+
+
+def _with_other_prompt(job: Job) -> Job:
+    """Return a job of the same lengths: keys and values of its own prompt may be kept."""
+    return replace(job, prompt_ids=job.prompt_ids[::-1])
 
 
 def _kernels(subject: Subject) -> Iterator[Figure]:

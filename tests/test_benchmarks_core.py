@@ -182,6 +182,9 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy: step, 4 sequences",
         "toy: share of the bandwidth, 4 sequences",
         "toy: 4 requests",
+        "toy: steps with prompts, in all",
+        "toy: steps without prompts, in all",
+        "toy: between steps, in all",
         "toy: step with prompts",
         "toy, 1 rows: gap between steps",
         "toy, 1 rows: device busy",
@@ -195,7 +198,12 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         rates, steps = (figures[f"toy: {n}, {how_many}"]["values"] for n in ("decode", "step"))
         assert [1000 * rows / rate for rate in rates] == steps
         assert 0 < figures[f"toy: share of the bandwidth, {how_many}"]["value"] < 100
-    assert "3 to 9 tokens in and out" in figures["toy: 4 requests"]["note"]
+    all_requests = figures["toy: 4 requests"]
+    assert (found := re.search("3 to 9 tokens in and out; (\\d+) tokens in", all_requests["note"]))
+    kinds = ("steps with prompts", "steps without prompts", "between steps")
+    by_kind = [figures[f"toy: {kind}, in all"]["value"] for kind in kinds]
+    assert min(by_kind) > 0
+    assert sum(by_kind) == pytest.approx(int(found[1]) / all_requests["value"])
     cancelled = figures["toy, 4 rows: cancel to pages free"]
     assert "mean of 4, p99 at most " in cancelled["note"]
     assert cancelled["value"] > 0
