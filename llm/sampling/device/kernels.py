@@ -51,6 +51,7 @@ from llm.sampling.device.parts import (
     FLAGS,
     GROUP,
     HAS_CUT,
+    HAS_MASK,
     HAS_PENALTIES,
     HAS_TOP_K,
     HAS_TOP_P,
@@ -63,10 +64,12 @@ from llm.sampling.device.parts import (
     NO_COLUMN,
     NOTHING,
     NUM_BINS,
+    NUM_SLICES,
     ONE_COUNT,
     RANDOM,
     SCALE,
     SHIFT,
+    SLICES,
     SLOTS,
     SOUGHT,
     STATE_WORDS,
@@ -90,8 +93,10 @@ from llm.sampling.device.parts import (
     id_of,
     largest_of,
     limit_of,
+    limited,
     number_of,
     ranked,
+    scaled_deficit,
     shift_for,
     smallest,
     unit_of,
@@ -198,18 +203,21 @@ def _follow(level: tl.constexpr) -> None:
 
 @triton.jit
 def _whole_cut(
-    inputs: SamplingInputs, row: tl.tensor, deficits: tl.tensor, weights: tl.tensor
+    inputs: SamplingInputs,
+    row: tl.tensor,
+    words: tl.tuple,
+    deficits: tl.tensor,
+    weights: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the cut of a row, as `_cut_of`, from its deficits and their weights."""
-    record = inputs.records + row * WORDS
-    flags = tl.load(record + FLAGS)
-    cut = tl.load(record + DEFICIT_END)
+    """Return the cut of a row, as `_cut_of`, from its deficits and their weights. `words`: its
+    flags, top_k and deficit_end.
+    """
+    flags, top_k, cut = words
     ties_kept = tl.zeros([], tl.int64)
     if (flags & HAS_CUT) != 0:
         found = tl.full([], EVERYTHING, tl.int32)
         ties = tl.zeros([], tl.int64)
         if (flags & HAS_TOP_K) != 0:
-            top_k = tl.load(record + TOP_K)
             found = ranked(deficits, top_k)
             ties = (top_k - tl.sum((deficits < found).to(tl.int32), axis=0)).to(tl.int64)
         if (flags & HAS_TOP_P) != 0:
@@ -228,20 +236,33 @@ def _whole_cut(
 def _whole(
     inputs: SamplingInputs, tokens: tl.tensor, columns: tl.constexpr, level: tl.constexpr
 ) -> None:
-    """Process a row of up to `columns` columns."""
+    """Process a row of up to `columns` columns.
+
+    The words of its record are read before any is needed, so that memory is waited for once.
+    """
     _follow(level)
     row = tl.program_id(0).to(tl.int64)
-    flags = tl.load(inputs.records + row * WORDS + FLAGS)
+    record = inputs.records + row * WORDS
+    flags, width = tl.load(record + FLAGS), tl.load(record + WIDTH)
+    slices = tl.load(record + NUM_SLICES)
+    shift, scale = tl.load(record + SLICES + 1), tl.load(record + SCALE)
+    words = flags, tl.load(record + TOP_K), tl.load(record + DEFICIT_END)
     if (flags & ACTIVE) == 0:
         tl.store(tokens + row, 0)
         return
     places = tl.arange(0, columns)
-    values = adjusted(inputs, row, places)
+    if (slices == 1) & ((flags & (HAS_PENALTIES | HAS_MASK)) == 0):
+        logits = inputs.logits + row * inputs.logits_stride + shift + places
+        values = limited(tl.load(logits, mask=places < width, other=0.0).to(tl.float32))
+        values = tl.where(places < width, values, -float("inf"))
+    else:
+        values = adjusted(inputs, row, places)
     largest = tl.max(values, axis=0)
     if ((flags & RANDOM) != 0) & (largest != -float("inf")):
-        deficits = deficit_of(inputs, row, largest_of(values), values)
+        top = tl.maximum(largest, LOWEST)
+        deficits = scaled_deficit(scale.to(tl.float32, bitcast=True), top, values)
         weights = weight_of(deficits)
-        cut, ties_kept = _whole_cut(inputs, row, deficits, weights)
+        cut, ties_kept = _whole_cut(inputs, row, words, deficits, weights)
         long = inputs.longs + row * (WORDS // 2)
         column = fallen(long, deficits, weights, cut, ties_kept)
     else:

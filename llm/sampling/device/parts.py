@@ -206,13 +206,19 @@ def adjusted(inputs: SamplingInputs, row: tl.tensor, columns: tl.tensor) -> tl.t
     values = raw(inputs, row, columns, is_there)
     if (flags & HAS_PENALTIES) != 0:
         values = penalised(inputs, record, id_of(record, columns), is_there, values)
-    values = tl.minimum(tl.where(values > LOWEST, values, LOWEST), HIGHEST)  # also for NaN
+    values = limited(values)
     if (flags & HAS_MASK) != 0:
         ids = id_of(record, columns)
         words = inputs.masks + tl.load(record + MASK).to(tl.int64) * inputs.mask_stride
         word = tl.load(words + ids // 32, mask=is_there, other=0)
         values = tl.where(((word >> (ids & 31)) & 1) != 0, values, -float("inf"))
     return tl.where(is_there, values, -float("inf"))
+
+
+@triton.jit
+def limited(values: tl.tensor) -> tl.tensor:
+    """Return finite logits, also for NaN."""
+    return tl.minimum(tl.where(values > LOWEST, values, LOWEST), HIGHEST)
 
 
 @triton.jit
@@ -227,6 +233,12 @@ def deficit_of(
 ) -> tl.tensor:
     """Return the differences to the largest logit as int32 deficits."""
     scale = tl.load(inputs.records + row * WORDS + SCALE).to(tl.float32, bitcast=True)
+    return scaled_deficit(scale, largest, values)
+
+
+@triton.jit
+def scaled_deficit(scale: tl.tensor, largest: tl.tensor, values: tl.tensor) -> tl.tensor:
+    """Return the same for the row's octaves per unit of a logit."""
     scale *= OCTAVE
     return (tl.minimum(largest - values, LARGEST_DEFICIT / scale) * scale).to(tl.int32)
 
