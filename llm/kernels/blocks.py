@@ -28,7 +28,8 @@ class Blocks:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """A program multiplies `block_out` outputs with one of `splits` parts of the inputs, in chunks
-    of `block_in`, of which `stages` are loaded at once.
+    of `block_in`, of which `stages` are loaded at once. With `slots` all of its matrix is, and so
+    many chunks of the rows, see `llm.kernels.early_products`.
     """
 
     block_out: int
@@ -36,3 +37,4 @@ class Tiles:
     block_in: int
     num_warps: int
     stages: int
+    slots: int = 0

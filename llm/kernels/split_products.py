@@ -7,7 +7,8 @@ Such a product takes as long as the matrix and the rows need from the cache to t
 each program had all inputs of a few outputs, most of that were rows: with a part of the inputs and
 more outputs it has fewer bytes to read. The parts' sums are added by the kernel that has to read
 them anyway. The order of a row's sums does not depend on other rows; that of its norm only on
-whether there are more than `WIDE_ROWS`.
+whether there are more than `WIDE_ROWS`. On Hopper the matrix is read earlier
+(`llm.kernels.early_products`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llm.kernels import early_products
 from llm.kernels.blocks import Tiles
 from llm.kernels.tuning import MAX_SPLIT_ROWS, WIDE_ROWS
 
@@ -95,6 +97,9 @@ def _launch(
     gates: bool,
     level: int,
 ) -> None:
+    if early_products.takes(x, weight, num_out, tiles):
+        early_products.multiply_early(x, weight, out, num_out, tiles, gates=gates, level=level)
+        return
     num_rows, num_in = x.shape
     part = triton.cdiv(triton.cdiv(num_in, tiles.splits), tiles.block_in) * tiles.block_in
     grid = (triton.cdiv(num_out, tiles.block_out), tiles.splits)

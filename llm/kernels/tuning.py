@@ -35,6 +35,8 @@ SPLIT_PROGRAMS = 128  # one for nearly every processor
 SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
 WIDE_ROWS = 32  # above, a program of the head has fewer outputs, and one of a norm more warps
 SPLIT_BYTES = 9 * 2**14  # a program's shared memory, at most
+EARLY_BYTES = 3 * 2**16  # the same where all of its matrix is read at once
+MAX_SLOTS = 4  # chunks of the rows that it then has there
 
 
 def blocks_for(
@@ -77,11 +79,24 @@ def split_tiles(
     stages = 4 if num_rows <= MAX_SPLIT_ROWS else 3
     if parts == 2 or is_whole:
         block_out = 16 if is_whole and num_rows > WIDE_ROWS else 32
-        return Tiles(block_out, 1, block_in, 4, stages)
+        slots = _slots(parts * block_out, num_in, block_in, num_rows)
+        return Tiles(block_out, 1, block_in, 4, stages, slots)
     chunks = -(-num_in // block_in)
     wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
     splits = -(-chunks // -(-chunks // wanted))  # none without inputs
-    return Tiles(SPLIT_BLOCK, splits, block_in, 4, stages)
+    slots = _slots(SPLIT_BLOCK, num_in // splits, block_in, num_rows) if splits else 0
+    return Tiles(SPLIT_BLOCK, splits, block_in, 4, stages, slots)
+
+
+def _slots(lines: int, num_in: int, block_in: int, num_rows: int) -> int:
+    """Return `Tiles.slots` of a program with so many lines of the matrix and inputs; 0 where there
+    is no room for them.
+    """
+    chunks, bytes_of_line = num_in // block_in, 2 * block_in
+    room = EARLY_BYTES // bytes_of_line - lines * chunks
+    slots = min(chunks, room // MAX_SPLIT_ROWS, MAX_SLOTS)
+    takes = num_rows <= MAX_SPLIT_ROWS and bytes_of_line >= 128
+    return slots if takes and slots >= min(chunks, 2) else 0
 
 
 def _power_below(number: int) -> int:

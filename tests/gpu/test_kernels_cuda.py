@@ -5,6 +5,7 @@ level.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -199,10 +200,14 @@ def test_split_products(rows: int, num_out: int, num_in: int) -> None:
     tiles = split_tiles(2 * num_out, num_in, rows)
     found = multiply_split(x, weight, tiles)
     assert relative_error(found.sum(0), expected) < 1e-5
+    in_turn = multiply_split(x, weight, replace(tiles, slots=0))  # `_split_kernel`
+    assert relative_error(found, in_turn.double()) < 1e-5
     gate_tiles = split_tiles(num_out, num_in, rows, parts=2)
     gated = multiply_gated(x, weight, gate_tiles)
     left, right = expected.chunk(2, dim=1)
     assert relative_error(gated, F.silu(left) * right) < TOLERANCE
+    in_turn = multiply_gated(x, weight, replace(gate_tiles, slots=0))
+    assert relative_error(gated, in_turn.double()) < TOLERANCE
     for level in (1, 2):
         assert torch.equal(multiply_split(x, weight, tiles, level=level), found)
         assert torch.equal(multiply_gated(x, weight, gate_tiles, level=level), gated)
