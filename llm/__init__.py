@@ -50,12 +50,13 @@ if TYPE_CHECKING:
     )
     from llm.kernels.cpu.team import set_product_threads
     from llm.kv_cache.kv_pool import KVPool
+    from llm.kv_cache.layer_marks import LayerMarks
     from llm.kv_cache.manager import KVCacheManager
     from llm.kv_cache.peer_pool import PeerPool
     from llm.kv_cache.pool_handle import PoolHandle
     from llm.kv_cache.state_pool import StatePart, StatePool
     from llm.kv_cache.token_pools import ReqToTokenPool, TokenToKVPoolAllocator
-    from llm.kv_cache.transfer import PageClaim, PageTransfer
+    from llm.kv_cache.transfer import LaunchedPages, PageClaim, PageTransfer
     from llm.lora.manager import LoRAManager
     from llm.models.base import PipelineModel
     from llm.models.encoding import with_text_encoding
@@ -111,6 +112,8 @@ __all__ = [
     "KVCacheManager",
     "KVPool",
     "LLMError",
+    "LaunchedPages",
+    "LayerMarks",
     "LoRAConfig",
     "LoRAManager",
     "LogProbabilities",
@@ -212,11 +215,12 @@ _HOMES = {
     "llm.kernels.cpu.team": ("set_product_threads",),
     "llm.kv_cache.kv_pool": ("KVPool",),
     "llm.kv_cache.manager": ("KVCacheManager",),
+    "llm.kv_cache.layer_marks": ("LayerMarks",),
     "llm.kv_cache.peer_pool": ("PeerPool",),
     "llm.kv_cache.pool_handle": ("PoolHandle",),
     "llm.kv_cache.state_pool": ("StatePart", "StatePool"),
     "llm.kv_cache.token_pools": ("ReqToTokenPool", "TokenToKVPoolAllocator"),
-    "llm.kv_cache.transfer": ("PageClaim", "PageTransfer"),
+    "llm.kv_cache.transfer": ("LaunchedPages", "PageClaim", "PageTransfer"),
     "llm.lora.manager": ("LoRAManager",),
     "llm.models.base": ("PipelineModel",),
     "llm.models.encoding": ("with_text_encoding",),

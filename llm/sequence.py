@@ -14,7 +14,7 @@ host yet. Until its value arrives, the placeholder `FUTURE_TOKEN` is the last to
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from enum import Enum
@@ -78,6 +78,7 @@ class Sequence:
         "next_commit",
         "num_echoed",
         "num_preemptions",
+        "on_launched",
         "output_ids",
         "pages",
         "pause_requested",
@@ -115,6 +116,8 @@ class Sequence:
         self.pages: SequenceABC[int] = ()
         self.received: ReceivedPrompt | None = None  # until the scheduler has it
         self.kept_as = ""  # name of the claim with the pages after the end; empty: they are freed
+        # called with its pages when the step that completes its prompt is launched
+        self.on_launched: Callable[[SequenceABC[int]], None] | None = None
         self.next_commit = 0  # number of tokens with KV that completes the next page
         self.status = SequenceStatus.PENDING
         self.in_flight = 0  # steps that contain it and were neither committed nor failed

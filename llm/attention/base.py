@@ -28,6 +28,7 @@ from torch import Tensor
 
 from llm.batch import ForwardBatch, KVSlots
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from llm.memory.staging import Section
 from llm.memory.transfer import to_device
 
@@ -180,17 +181,25 @@ class PlannedAttention(Generic[PlanT]):
     forward_batch: ForwardBatch
     backend: AttentionBackend[PlanT]
     plan: PlanT
+    marks: LayerMarks | None = None
+    """Where the layers note that their keys and values are stored; None: nothing waits for it."""
 
     @classmethod
     def create(
-        cls, batch: ForwardBatch, backend: AttentionBackend[PlanT]
+        cls,
+        batch: ForwardBatch,
+        backend: AttentionBackend[PlanT],
+        marks: LayerMarks | None = None,
     ) -> PlannedAttention[PlanT]:
         """Plan `batch`."""
-        return cls(batch, backend, backend.plan(batch))
+        return cls(batch, backend, backend.plan(batch), marks)
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Run one layer."""
-        return self.backend.forward(self.plan, layer, query, key_value)
+        attended = self.backend.forward(self.plan, layer, query, key_value)
+        if self.marks is not None:
+            self.marks.note(layer)
+        return attended
 
     def slots(self, layer: int) -> KVSlots | None:
         """Return where a kernel may store one layer's keys and values before `attend_stored`.
@@ -204,6 +213,8 @@ class PlannedAttention(Generic[PlanT]):
 
     def attend_stored(self, layer: int, query: Tensor) -> Tensor:
         """Run one layer whose keys and values are in their slots."""
+        if self.marks is not None:
+            self.marks.note(layer)
         return self.backend.attend(self.plan, layer, query)
 
     def advanced(self, next_tokens: Tensor) -> PlannedAttention[PlanT]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceABC
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, overload
@@ -128,6 +129,7 @@ class Engine:
         *,
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
+        on_launched: Callable[[SequenceABC[int]], None] | None = None,
     ) -> TokenStream: ...
 
     @overload
@@ -139,6 +141,7 @@ class Engine:
         *,
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
+        on_launched: Callable[[SequenceABC[int]], None] | None = None,
     ) -> None: ...
 
     def submit(
@@ -149,6 +152,7 @@ class Engine:
         *,
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
+        on_launched: Callable[[SequenceABC[int]], None] | None = None,
     ) -> TokenStream | None:
         """Queue a request. Its chunks go to `sink`, on the engine thread; without one a stream of
         them is returned.
@@ -156,6 +160,8 @@ class Engine:
         `arrival_s`: the time of `time.monotonic` from which it has waited (None: now). `received`:
         pages of its prompt that other engines have written. `kept_as`: a name under which the
         claim of its pages outlives it, unless it is cancelled or fails, see `PageTransfer.kept`.
+        `on_launched` is called with these pages, on the engine thread, when the step that completes
+        the prompt has been launched; not where each step is awaited at once. It must not raise.
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
@@ -164,6 +170,7 @@ class Engine:
             self._admit(request)
         sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
         sequence.received, sequence.kept_as = received, kept_as
+        sequence.on_launched = on_launched
         stream = None
         if sink is None:
             stream = TokenStream(request.request_id, self.cancel)

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from llm.kv_cache.pool_handle import CudaHandle, PoolHandle
 from llm.memory.shared_file import SharedFile
+from llm.memory.transfer import to_device
 
 COPY_BYTES = 32 * 2**20  # of one layer: size of the temporary copy of pages that are written
 _PATH = re.compile("/proc/[0-9]{1,20}/fd/[0-9]{1,10}")
@@ -63,19 +65,27 @@ class PeerPool:
             memory = _open_file(handle, own.num_layers, num_bytes)
         return cls(own, [m.view(own.dtype).view(shape) for m in memory], handle.num_pages)
 
-    def write(self, pages: Sequence[int], own_pages: Sequence[int]) -> None:
-        """Copy own pages to pages of the other pool, on the current stream of a GPU.
+    def write(
+        self,
+        pages: Sequence[int],
+        own_pages: Sequence[int],
+        stored: LayerMarks | None = None,
+    ) -> None:
+        """Copy own pages to pages of the other pool, on the current stream of a GPU: each layer
+        behind its mark in `stored`, if there are marks.
 
         Raises `ValueError` for pages that the other pool does not have, or another number of them.
         """
         if len(pages) != len(own_pages) or not all(0 < p < self._num_pages for p in pages):
             raise ValueError(f"{len(own_pages)} pages for {len(pages)} of {self._num_pages}")
-        for first in range(0, len(pages), self._most):
-            part = slice(first, first + self._most)
-            targets, sources = (
-                torch.tensor(ids[part], device=self._device) for ids in (pages, own_pages)
-            )
-            for own, layer in zip(self._own, self._layers, strict=True):
+        ids = [
+            to_device(torch.tensor(each), self._device).split(self._most)
+            for each in (pages, own_pages)
+        ]
+        for number, (own, layer) in enumerate(zip(self._own, self._layers, strict=True)):
+            if stored is not None:
+                stored.wait(number)
+            for targets, sources in zip(*ids, strict=True):
                 layer.index_copy_(1, targets, own.index_select(1, sources))
 
 

@@ -13,15 +13,17 @@ feeds the last token of the prompt, or the first one that the other engine has s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from llm.kv_cache.manager import KVCacheManager
 from llm.kv_cache.peer_pool import PeerPool, share_pool
 from llm.kv_cache.pool_handle import PoolHandle
@@ -30,6 +32,10 @@ from llm.sequence import ReceivedPrompt
 
 PART_BYTES = 8 * 2**20  # maximum size of what is moved at once, unless a page is larger
 MOST_CLAIMED = 0.25  # of the pool, by prompts that other engines compute
+
+
+def _no_marks() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +66,33 @@ class PageClaim:
     num_cached: int
 
 
+class LaunchedPages(NamedTuple):
+    """Pages of a prompt that a step completes. They are the request's until it ends."""
+
+    pages: tuple[int, ...]
+    stored: LayerMarks | None  # None: they have their KV already
+
+
 class PageTransfer:
     """Transfers of one pool's pages.
 
-    `claim`, `kept`, `release` and `share` belong to the engine's thread. The other methods may run
-    on any thread, as nothing else touches the contents of claimed pages; they wait for the device.
+    `claim`, `launched`, `kept`, `release` and `share` belong to the engine's thread. The other
+    methods may run on any thread, as nothing else touches the contents of claimed pages; they wait
+    for the device.
     """
 
-    def __init__(self, pool: KVPool, manager: KVCacheManager, model: str) -> None:
-        """Create it for the pool behind a manager's pages. `model`: identity of the weights."""
-        self._pool, self._kv = pool, manager
+    def __init__(
+        self,
+        pool: KVPool,
+        manager: KVCacheManager,
+        model: str,
+        marks: Callable[[], LayerMarks | None] = _no_marks,
+    ) -> None:
+        """Create it for the pool behind a manager's pages.
+
+        `model`: identity of the weights. `marks`: returns those of the newest forward.
+        """
+        self._pool, self._kv, self._marks = pool, manager, marks
         dtype = str(pool.dtype).removeprefix("torch.")
         self.format = PageFormat(
             model, pool.num_layers, pool.num_kv_heads, pool.head_dim, dtype, pool.page_size
@@ -82,6 +105,8 @@ class PageTransfer:
         self.is_on_gpu = pool.device.type == "cuda"
         """Whether the pages are in a GPU's memory."""
         self._stream = torch.cuda.Stream(pool.device) if self.is_on_gpu else None
+        # of copies that wait for a forward, so that no other one waits behind them
+        self._late_stream = torch.cuda.Stream(pool.device) if self.is_on_gpu else None
         self._queued = torch.cuda.Event() if self.is_on_gpu else None
 
     def num_pages(self, request: Request) -> int:
@@ -140,6 +165,19 @@ class PageTransfer:
         if self._queued is not None:
             self._queued.synchronize()
 
+    @property
+    def writes_early(self) -> bool:
+        """Whether pages can be written to another process's pool while a step computes them."""
+        return self.is_on_gpu
+
+    def launched(self, pages: Sequence[int], request: Request) -> LaunchedPages:
+        """Return a prompt's pages whose last step was just launched, see `Engine.submit`."""
+        stored = None
+        if self.is_on_gpu:
+            stored = self._marks() or LayerMarks()
+            stored.note_end()
+        return LaunchedPages(tuple(pages[: self.num_pages(request)]), stored)
+
     def kept(self, name: str, request: Request) -> PageClaim:
         """Return the claim that a request has left under a name, see `Engine.submit`."""
         pages = tuple(self._kv.pages(name)[: self.num_pages(request)])
@@ -176,7 +214,7 @@ class PageTransfer:
     def read(self, pages: Sequence[int]) -> np.ndarray:
         """Return the content of claimed pages, laid out as [L, 2 × Hkv, n, page_size, D]."""
         content = self.buffer(len(pages))
-        with self._on_stream():
+        with self._on_stream(self._stream):
             found = self._pool.read_pages(self._index(pages))
             torch.from_numpy(content).copy_(found.view(torch.uint8).flatten())
         return content
@@ -190,7 +228,7 @@ class PageTransfer:
         pool = self._pool
         shape = (pool.num_layers, 2 * pool.num_kv_heads, len(pages), pool.page_size, pool.head_dim)
         self.wait_for_room()
-        with self._on_stream():
+        with self._on_stream(self._stream):
             moved = torch.from_numpy(content).to(pool.device, non_blocking=True)
             pool.write_pages(self._index(pages), moved.view(pool.cell_dtype).view(shape))
 
@@ -205,25 +243,32 @@ class PageTransfer:
         """Map the pool of another process. Raises the errors of `PeerPool.open`."""
         return PeerPool.open(handle, self._pool)
 
-    def write_to(self, peer: PeerPool, pages: Sequence[int], own_pages: Sequence[int]) -> None:
+    def write_to(
+        self,
+        peer: PeerPool,
+        pages: Sequence[int],
+        own_pages: Sequence[int],
+        stored: LayerMarks | None = None,
+    ) -> None:
         """Copy the content of kept pages to pages of another process's pool, and wait for the end.
+        With the marks `stored` of `launched` ones, each layer is copied once it is stored.
 
         Raises `ValueError` for pages that it does not have, `RuntimeError` for CUDA's errors.
         """
-        with self._on_stream():
-            peer.write(pages, own_pages)
+        with self._on_stream(self._stream if stored is None else self._late_stream):
+            peer.write(pages, own_pages, stored)
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, device=self._pool.device)
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _on_stream(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
         """Run work on a stream of its own, on which it does not wait for a step; wait for its end
         at the end of the block.
 
-        The tokens of kept pages have reached the host, so that their KV is there.
+        The tokens of kept pages have reached the host, so that their KV is there; that of launched
+        ones has marks.
         """
-        stream = self._stream
         if stream is None:
             with torch.inference_mode():
                 yield
@@ -234,4 +279,6 @@ class PageTransfer:
             torch.cuda.stream(stream),
         ):
             yield
-            stream.synchronize()
+            done = torch.cuda.Event()
+            done.record()
+            done.synchronize()  # later work of other threads is not waited for

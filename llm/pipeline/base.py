@@ -188,7 +188,8 @@ class TextGenerationPipelineInterface(ABC):
                 f"pipeline_role={role} needs a model that generates and keeps nothing but KV pages "
                 f"of a prompt; {type(self.runner.loaded_model).__name__} does not"
             )
-        return PageTransfer(pool, self._kv_manager, weights_identity(self._config))
+        identity, runner = weights_identity(self._config), self.runner
+        return PageTransfer(pool, self._kv_manager, identity, lambda: runner.layer_marks)
 
     def warmup_graph_capture(self) -> None:
         """Capture the decode forward before the first request. Loading does this where capture is

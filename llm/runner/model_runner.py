@@ -39,6 +39,7 @@ from llm.config import ModelConfig, PipelineConfig, PipelineRole, default_config
 from llm.errors import ConfigError
 from llm.kernels.together import compile_together
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from llm.kv_cache.state_pool import StatePool
 from llm.memory.plan import MemoryPlan
 from llm.memory.transfer import to_device
@@ -73,6 +74,9 @@ WARM_UP_ROWS = 64  # up to here a batch has a row for each token, if it may have
 
 class ModelRunner(MemoryPlanning, TensorInterface):
     """Runner of one model; see the module for the life cycle."""
+
+    layer_marks: LayerMarks | None = None
+    """Marks of the newest forward, if it runs eagerly on a GPU with `prefill_only`."""
 
     def __init__(
         self,
@@ -415,6 +419,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             graphs = self.graph_runner
             loaded = None if graphs is None else graphs.prepare(batch, awaited, sampled)
             if loaded is not None:
+                self.layer_marks = None
                 return loaded
             inputs = self._prepare_eagerly(batch)
             if sampled is not None:
@@ -427,7 +432,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         num_ids = 1 if self.frames is None else self.frames.num_ids
         page_size = self.attn_backend.pool.page_size
         forward_batch = batch_of_rows(batch.rows, batch.mode, page_size, self.device, num_ids)
-        planned = PlannedAttention.create(forward_batch, self.attn_backend)
+        is_copied = self.server_config.pipeline_role is PipelineRole.PrefillOnly
+        self.layer_marks = LayerMarks() if is_copied and self.device.type == "cuda" else None
+        planned = PlannedAttention.create(forward_batch, self.attn_backend, self.layer_marks)
         return self.loaded_model.prepare_initial_token_inputs([batch.rows], planned)
 
     def prepare_next(self, next_tokens: Tensor, inputs: ModelInputs) -> ModelInputs:

@@ -218,6 +218,9 @@ class Scheduler:
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             sequence.launch(row.generates)
+            if sequence.on_launched is not None and row.samples:
+                on_launched, sequence.on_launched = sequence.on_launched, None
+                on_launched(sequence.pages)
             if sequence.cancel_requested:
                 self._ended.append(self._finish(sequence, FinishReason.CANCELLED, self._clock()))
             elif sequence.is_ending:

@@ -46,6 +46,11 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 START_S = 300.0
+STEPS: dict[str, dict[str, Any]] = {  # of both engines; pages are written layer by layer if eager
+    "awaited": {},
+    "captured": {"enable_overlap_scheduler": True},
+    "eager": {"enable_overlap_scheduler": True, "model": {"disable_cuda_graph": True}},
+}
 NUM_GPUS = torch.cuda.device_count()
 
 
@@ -61,7 +66,7 @@ def client_of(checkpoint: Path, device: str, role: str, **keys: Any) -> LocalEng
         "quantization_encoding": "float32",
         "attention_backend": "gathered",
         "kv_cache": {"kv_cache_page_size": 16, "num_pages": 256},
-    }
+    } | keys.pop("model", {})
     bases = ["ipc:///unused"] if role == "decode_only" else []
     config = PipelineConfig(
         model=model,
@@ -87,8 +92,10 @@ def requests() -> list[Request]:
     ]
 
 
-async def _serve(checkpoint: Path, device: str, base: str, ready: Event, done: Event) -> None:
-    client = PrefillClient(client_of(checkpoint, device, "prefill_only"))
+async def _serve(
+    checkpoint: Path, device: str, base: str, keys: dict[str, Any], ready: Event, done: Event
+) -> None:
+    client = PrefillClient(client_of(checkpoint, device, "prefill_only", **keys))
     with reserved(base):
         info = EngineInfo(None, 500, AudioEncoding.PCM_S16LE)
         server = EngineServer(client, info, Endpoints.of(base, client.page_format))
@@ -99,16 +106,20 @@ async def _serve(checkpoint: Path, device: str, base: str, ready: Event, done: E
     await client.close()
 
 
-def serve(checkpoint: Path, device: str, base: str, ready: Event, done: Event) -> None:
+def serve(
+    checkpoint: Path, device: str, base: str, keys: dict[str, Any], ready: Event, done: Event
+) -> None:
     transfer.PART_BYTES = 1
-    asyncio.run(_serve(checkpoint, device, base, ready, done))
+    asyncio.run(_serve(checkpoint, device, base, keys, ready, done))
 
 
 @contextmanager
-def prefill_process(checkpoint: Path, device: str, base: str) -> Iterator[None]:
+def prefill_process(
+    checkpoint: Path, device: str, base: str, keys: dict[str, Any]
+) -> Iterator[None]:
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()
-    process = context.Process(target=serve, args=(checkpoint, device, base, ready, done))
+    process = context.Process(target=serve, args=(checkpoint, device, base, keys, ready, done))
     process.start()
     try:
         assert ready.wait(START_S)
@@ -120,11 +131,11 @@ def prefill_process(checkpoint: Path, device: str, base: str) -> Iterator[None]:
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("way", ["directly", "shared memory", "messages"])
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
 def test_tokens_are_those_of_one_engine(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, way: str, overlaps: bool
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, way: str, steps: str
 ) -> None:
     """One after the other, so that nothing else shares a step. Twice, so that memory is reused."""
     if int(device[-1]) >= NUM_GPUS:
@@ -138,10 +149,12 @@ def test_tokens_are_those_of_one_engine(
     ways = ways_of_pages(monkeypatch)
 
     async def scenario() -> None:
-        plain = client_of(checkpoint, "cuda:0", "prefill_and_decode")
+        plain = client_of(
+            checkpoint, "cuda:0", "prefill_and_decode", model=STEPS[steps].get("model", {})
+        )
         expected = [(await tokens_of(plain, request))[0] for request in requests()]
         await plain.close()
-        local = client_of(checkpoint, "cuda:0", "decode_only", enable_overlap_scheduler=overlaps)
+        local = client_of(checkpoint, "cuda:0", "decode_only", **STEPS[steps])
         client = await DecodeClient.connect(local, [base])
         for salt in ("one", "two"):
             for request, tokens in zip(requests(), expected, strict=True):
@@ -154,5 +167,5 @@ def test_tokens_are_those_of_one_engine(
         await check_released(local)
         await client.close()
 
-    with prefill_process(checkpoint, device, base):
+    with prefill_process(checkpoint, device, base, STEPS[steps]):
         asyncio.run(scenario())

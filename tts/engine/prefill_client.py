@@ -2,11 +2,13 @@
 
 event loop                                      engine thread
 prefill ── submit ────────────────────────────▶ steps … last chunk ─▶ claim of the pages is kept
-  ▲                                                                     │
-  └── written to the reader's room, or read part by part ◀──────────────┘
+  ▲                                               │ launched            │
+  ├── written to the reader's room, layer by layer ◀                    │
+  └── or, when they are computed: written, or read part by part ◀───────┘
       on a worker thread
 
-The reader claims its room while the prompt is computed.
+The reader claims its room while the prompt is computed. A GPU copies each layer while it computes
+the next ones, where steps are launched ahead of their results.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -36,9 +39,11 @@ from tts.errors import NotAvailableError, SynthesisError
 from tts.observe.engine_status import EngineStatus
 
 if TYPE_CHECKING:
-    from llm import PageClaim, PeerPool
+    from llm import LaunchedPages, LayerMarks, PageClaim, PageTransfer, PeerPool
 
 logger = logging.getLogger("tts.engine")
+
+T = TypeVar("T")
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 """A prompt without generation: its one token is not used."""
@@ -78,6 +83,44 @@ class PagePart(NamedTuple):
     digest: int | None = None
 
 
+class _WrittenPages(NamedTuple):
+    """The pages that a reader misses: whether its pool has them, and their digest if it is sent."""
+
+    pages: tuple[int, ...]
+    is_written: bool = False
+    digest: int | None = None
+
+
+class _Prompt:
+    """A prompt that is computed. Its methods run on the engine's thread, its futures belong to the
+    event loop.
+    """
+
+    def __init__(self, transfer: PageTransfer, request: Request, name: str) -> None:
+        """`name`: of the claim that is kept."""
+        self._transfer, self._request, self.name = transfer, request, name
+        self._loop = loop = asyncio.get_running_loop()
+        self.launched: asyncio.Future[LaunchedPages] = loop.create_future()
+        self.ended: asyncio.Future[TokenChunk] = loop.create_future()
+        self.claims: list[PageClaim] = []  # at most one
+
+    def on_launched(self, pages: Sequence[int]) -> None:
+        """Note the pages that a step completes."""
+        with suppress(RuntimeError):  # the loop is closed, or the device has failed
+            found = self._transfer.launched(pages, self._request)
+            self._loop.call_soon_threadsafe(_set, self.launched, found)
+
+    def on_tokens(self, chunk: TokenChunk) -> None:
+        """Keep the pages of a prompt that has ended."""
+        try:
+            if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self.claims.append(self._transfer.kept(self.name, self._request))
+        finally:
+            if chunk.finish_reason is not None:
+                with suppress(RuntimeError):  # the loop is closed, so no reader is left
+                    self._loop.call_soon_threadsafe(_set, self.ended, chunk)
+
+
 class PrefillClient:
     """`EngineClient` that refuses what generates, and has `prefill`. It owns the local client."""
 
@@ -111,48 +154,49 @@ class PrefillClient:
         """
         sampling = first_token_sampling(request.sampling)
         request = replace(request, sampling=sampling or ONE_TOKEN)
-        name = f"pages {next(self._names)}"
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[TokenChunk] = loop.create_future()
-        claims: list[PageClaim] = []  # of the engine's thread; at most one
-
-        def on_tokens(chunk: TokenChunk) -> None:
-            try:
-                if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                    claims.append(self._transfer.kept(name, request))
-            finally:
-                if chunk.finish_reason is not None:
-                    with suppress(RuntimeError):  # the loop is closed, so no reader is left
-                        loop.call_soon_threadsafe(_set, ended, chunk)
-
-        self._engine.submit(request, on_tokens, kept_as=name)
+        prompt = _Prompt(self._transfer, request, f"pages {next(self._names)}")
+        on_launched = prompt.on_launched if self._transfer.writes_early else None
+        self._engine.submit(request, prompt.on_tokens, kept_as=prompt.name, on_launched=on_launched)
         num_read = 0
         try:
-            chunk = await ended
-            if chunk.finish_reason is FinishReason.ERROR:
-                raise SynthesisError(f"the prompt was not computed: {chunk.error}")
-            target = await room()
-            pages = claims[0].pages[target.first_page :] if claims else ()
+            written = await self._written(prompt, room)
+            chunk = prompt.ended.result()
             # A stop id is sampled again by the reader, which ends the request.
             is_used = sampling is not None and chunk.finish_reason is FinishReason.LENGTH
             token = next(iter(chunk.token_ids), None) if is_used else None
-            async for part in self._parts(pages, target, token):
+            async for part in self._parts(written, token):
                 num_read += part.num_pages
                 yield part
         finally:
-            self._release(request.request_id, claims, num_read)
+            self._release(request.request_id, prompt.claims, num_read)
+
+    async def _written(
+        self, prompt: _Prompt, room: Callable[[], Awaitable[PeerRoom]]
+    ) -> _WrittenPages:
+        """Wait for a prompt and the reader's room, and write what the reader misses if possible."""
+        ended, launched = prompt.ended, prompt.launched
+        await asyncio.wait((launched, ended), return_when=asyncio.FIRST_COMPLETED)
+        target, early = None, _WrittenPages(())
+        if launched.done() and not ended.done():
+            target = await room()
+            pages, stored = launched.result()
+            early = await self._write(pages[target.first_page :], target, stored)
+        chunk = await ended
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise SynthesisError(f"the prompt was not computed: {chunk.error}")
+        if target is None:
+            target = await room()
+        pages = prompt.claims[0].pages[target.first_page :] if prompt.claims else ()
+        if early.is_written and early.pages == pages:
+            return early
+        return await self._write(pages, target)
 
     async def _parts(
-        self, pages: tuple[int, ...], target: PeerRoom, token: Token | None
+        self, found: _WrittenPages, token: Token | None
     ) -> AsyncGenerator[PagePart, None]:
-        if not pages:
-            yield PagePart(0, NO_CONTENT, is_last=True, token=token)
-            return
-        is_written, digest = False, None
-        if target.pool is not None:
-            is_written, digest = await self._write(pages, target.pool, target)
-        if is_written:
-            yield PagePart(len(pages), NO_CONTENT, True, True, token, digest)
+        pages, is_written, digest = found
+        if is_written or not pages:
+            yield PagePart(len(pages), NO_CONTENT, is_written, True, token, digest)
             return
         size = self._transfer.part_pages
         for first in range(0, len(pages), size):
@@ -162,13 +206,17 @@ class PrefillClient:
             yield PagePart(len(part), content, False, is_last, token if is_last else None)
 
     async def _write(
-        self, pages: tuple[int, ...], pool: PoolHandle, target: PeerRoom
-    ) -> tuple[bool, int | None]:
-        """Copy pages to the reader's pool; return whether this is possible, and the digest.
+        self, pages: tuple[int, ...], target: PeerRoom, stored: LayerMarks | None = None
+    ) -> _WrittenPages:
+        """Copy pages to the reader's pool, where it has one that this process can map.
 
         A cancellation takes effect when nothing is written any more.
         """
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write_now, pages, pool, target))
+        pool = target.pool
+        if pool is None or not pages:
+            return _WrittenPages(pages)
+        write = partial(self._write_now, pages, pool, target, stored)
+        writing = asyncio.ensure_future(asyncio.to_thread(write))
         cancelled = None
         while not writing.done():
             try:
@@ -180,8 +228,12 @@ class PrefillClient:
         return writing.result()
 
     def _write_now(
-        self, pages: tuple[int, ...], handle: PoolHandle, target: PeerRoom
-    ) -> tuple[bool, int | None]:
+        self,
+        pages: tuple[int, ...],
+        handle: PoolHandle,
+        target: PeerRoom,
+        stored: LayerMarks | None,
+    ) -> _WrittenPages:
         peers = self._peers
         is_new = handle not in peers and len(peers) < MAX_PEERS
         try:
@@ -189,14 +241,14 @@ class PrefillClient:
                 peers[handle] = self._transfer.open_peer(handle)
             peer = peers.get(handle)
             if peer is None:
-                return False, None
-            self._transfer.write_to(peer, target.pages, pages)
+                return _WrittenPages(pages)
+            self._transfer.write_to(peer, target.pages, pages, stored)
         except (RuntimeError, ValueError, OSError) as error:
             logger.warning("pages go over the host's memory: %s", error)
             peers[handle] = None
-            return False, None
+            return _WrittenPages(pages)
         has_digest = is_new or target.wants_digest
-        return True, self._transfer.digest(pages) if has_digest else None
+        return _WrittenPages(pages, True, self._transfer.digest(pages) if has_digest else None)
 
     def unmap(self, pool: PoolHandle) -> None:
         """Unmap a reader's pool, which no request names any more."""
@@ -265,6 +317,6 @@ def first_token_sampling(sampling: SamplingParams) -> SamplingParams | None:
     )
 
 
-def _set(future: asyncio.Future[TokenChunk], chunk: TokenChunk) -> None:
+def _set(future: asyncio.Future[T], result: T) -> None:
     if not future.done():
-        future.set_result(chunk)
+        future.set_result(result)

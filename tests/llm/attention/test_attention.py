@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from llm.attention.sdpa import TILE, SdpaBackend
 from llm.batch import ForwardMode
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from tests.closeness import error
 from tests.llm.attention.attention_rows import HEAD_DIM, Row, forward_batch, options, shuffled_pages
 
@@ -34,6 +36,25 @@ def run(
 
 def create_pool(heads: int, num_pages: int, page_size: int, num_layers: int = 1) -> KVPool:
     return KVPool(num_layers, num_pages, page_size, heads, HEAD_DIM)
+
+
+def test_layers_are_marked_when_they_are_stored() -> None:
+    """By both ways of a layer: one stores its keys and values, the other finds them stored."""
+    row = Row(3, (2, 2), [1], 0)
+    backend = SdpaBackend(create_pool(2, 4, 16, num_layers=2), options())
+    found: list[tuple[int, bool]] = []
+
+    class Marks(LayerMarks):
+        def note(self, layer: int) -> None:
+            found.append((layer, bool(backend.pool.keys(layer)[1, :3].any())))
+
+    batch = forward_batch(16, [(row, 0, 3)])
+    planned = PlannedAttention.create(batch, backend, Marks())
+    planned.attend(0, row.query, row.key_value)
+    backend.pool.write(1, batch.slot_mapping, row.key_value)
+    with suppress(NotImplementedError):  # of this backend: marked nevertheless
+        planned.attend_stored(1, row.query)
+    assert found == [(0, True), (1, True)]
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (8, 1), (8, 4)])

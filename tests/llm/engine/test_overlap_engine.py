@@ -107,6 +107,25 @@ def test_two_batches_are_under_way_at_once(tiny_checkpoint: Path) -> None:
     assert stream.log == ["launch"] + ["launch", "wait"] * 5 + ["wait"]
 
 
+def test_the_launch_of_a_prompts_last_step_is_reported(tiny_checkpoint: Path) -> None:
+    """With the pages of the whole prompt, before its token is there; not for its other chunks."""
+    engine, stream = overlapping(plain.config(tiny_checkpoint, max_batch_input_tokens=24))
+    launched: list[tuple[int, int]] = []
+
+    def on_launched(pages: Sequence[int]) -> None:
+        launched.append((len(pages), stream.done))
+
+    sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+    asked = Request("a", tuple(range(5, 65)), sampling)
+    tokens = engine.submit(asked, on_launched=on_launched)
+    engine.start()
+    assert sum(len(chunk.token_ids) for chunk in tokens) == 3
+    engine.shutdown()
+    num_pages = engine.pipeline.kv_manager.pages_for(60)
+    # Two chunks have ended, each a forward and a copy; the third one has not.
+    assert launched == [(num_pages, 4)]
+
+
 def test_a_steps_time_is_counted_for_the_batch_that_was_waited_for(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

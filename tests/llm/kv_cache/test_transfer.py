@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from llm.kv_cache.kv_pool import KVPool
+from llm.kv_cache.layer_marks import LayerMarks
 from llm.kv_cache.manager import KVCacheManager
 from llm.kv_cache.peer_pool import PeerPool, share_pool
 from llm.kv_cache.pool_handle import PoolHandle
@@ -90,6 +93,46 @@ def test_a_pool_is_written_by_another_one(
     for pages, own in (((0,), (1,)), ((20,), (1,)), ((-1,), (1,)), ((1, 2), (1,))):
         with pytest.raises(ValueError, match="pages for"):
             one.write_to(peer, pages, own)
+
+
+class Event:
+    """An event that notes when it is recorded and waited for."""
+
+    def __init__(self, log: list[str], number: int) -> None:
+        self._log, self._number = log, number
+
+    def record(self) -> None:
+        self._log.append(f"record {self._number}")
+
+    def wait(self) -> None:
+        self._log.append(f"wait {self._number}")
+
+
+def event_maker(log: list[str]) -> Callable[[], Event]:
+    numbers = itertools.count()
+    return lambda: Event(log, next(numbers))
+
+
+@needs_files
+def test_each_layer_is_written_behind_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer without a mark is written behind the end of the forward."""
+    monkeypatch.setattr("llm.kv_cache.peer_pool.COPY_BYTES", 1)
+    (one, from_pool), (other, to_pool) = side(24), side(20, is_shared=True)
+    sent, received = computed(one, from_pool), other.claim("received", PROMPT)
+    handle = other.share()
+    assert received is not None
+    assert handle is not None
+    log: list[str] = []
+    marks = LayerMarks(event_maker(log))
+    for layer in range(from_pool.num_layers - 1):
+        marks.note(layer)
+    marks.note_end()
+    last = from_pool.num_layers - 1
+    assert log == [f"record {number}" for number in range(last + 1)]
+    log.clear()
+    one.write_to(one.open_peer(handle), received.pages, sent.pages, marks)
+    assert log == [f"wait {number}" for number in range(last + 1)]
+    assert torch.equal(contents(from_pool, sent.pages), contents(to_pool, received.pages))
 
 
 WRITER = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as SequenceABC
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 import zmq
 
 from llm import (
+    PageTransfer,
+    PeerPool,
     PipelineConfig,
     PipelineRole,
     Request,
@@ -20,6 +24,8 @@ from llm import (
     TokenChunk,
     create_engine,
 )
+from llm.scheduler import Scheduler
+from llm.sequence import Sequence
 from tests.fakes import wait_until_idle
 from tests.tts.ipc.remote_engine import engine_info_of, new_base, wait_until
 from tts.engine.client import EngineClient
@@ -83,7 +89,7 @@ async def chunks_of(client: EngineClient, request: Request) -> list[TokenChunk]:
     return [chunk async for chunk in client.generate(request)]
 
 
-def outputs(chunks: Sequence[TokenChunk]) -> tuple[Any, ...]:
+def outputs(chunks: SequenceABC[TokenChunk]) -> tuple[Any, ...]:
     """Return what a caller sees of an answer, however it is divided."""
     return (
         [token for chunk in chunks for token in chunk.token_ids],
@@ -109,14 +115,51 @@ def ways_of_pages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return ways
 
 
-async def all_tokens(client: EngineClient, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+def write_while_steps_run(monkeypatch: pytest.MonkeyPatch, wait_s: float = 0.02) -> list[bool]:
+    """Have the pages of a CPU written before the token of their prompt arrives, as those of a GPU.
+
+    Returns a list with one entry for each write: whether the step was still running.
+    """
+    commit, write_to = Scheduler.commit, PageTransfer.write_to
+    running: set[tuple[int, ...]] = set()
+    found: list[bool] = []
+
+    def commit_late(self: Scheduler, *arguments: Any) -> list[TokenChunk]:
+        launched = [s for s in self._in_flight._steps[0].sequences if is_whole(s)]
+        pages = {tuple(sequence.pages) for sequence in launched}
+        running.update(pages)
+        for sequence in launched:
+            assert sequence.on_launched is not None
+            sequence.on_launched(sequence.pages)
+        if launched:
+            time.sleep(wait_s)
+        running.difference_update(pages)
+        return commit(self, *arguments)
+
+    def is_whole(sequence: Sequence) -> bool:
+        return sequence.on_launched is not None and sequence.active_end == sequence.extend_end
+
+    def watched(
+        self: PageTransfer, peer: PeerPool, pages: Any, own_pages: Any, stored: Any
+    ) -> None:
+        is_early = any({*own_pages} <= {*each} for each in tuple(running))
+        write_to(self, peer, pages, own_pages, stored)
+        found.append(is_early)
+
+    monkeypatch.setattr(PageTransfer, "writes_early", True)
+    monkeypatch.setattr(PageTransfer, "write_to", watched)
+    monkeypatch.setattr(Scheduler, "commit", commit_late)
+    return found
+
+
+async def all_tokens(client: EngineClient, asked: SequenceABC[Request]) -> list[tuple[int, ...]]:
     """Return the tokens of requests that run together."""
     found = await asyncio.gather(*(tokens_of(client, request) for request in asked))
     return [tokens for tokens, _ in found]
 
 
 async def oracle(
-    checkpoint: Path, asked: Sequence[Request], **values: Any
+    checkpoint: Path, asked: SequenceABC[Request], **values: Any
 ) -> list[tuple[int, ...]]:
     """Return the tokens that one engine generates; the same requests are asked once."""
     key = repr((checkpoint, asked, values))
@@ -204,7 +247,7 @@ async def roles(
     checkpoint: Path,
     *,
     count: int = 1,
-    bases: Sequence[str] = (),
+    bases: SequenceABC[str] = (),
     prefill: dict[str, Any] | None = None,
     watermark: float = 0.95,
     limits: StreamLimits | None = None,
