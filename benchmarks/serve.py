@@ -37,7 +37,7 @@ from benchmarks import trace
 from benchmarks.client_pool import ClientPool, client_pool
 from benchmarks.listeners import Plan, StreamResult
 from benchmarks.report import Figure, Report, arguments, publish, until_interrupted
-from benchmarks.server_metrics import Samples, device_busy, free_port, scrape
+from benchmarks.server_metrics import Samples, busiest, device_busy, free_port, processor_s, scrape
 from benchmarks.speech_shapes import SPEAKERS, Speaker
 from llm.batch import ForwardMode
 from tests.speech_server import serving
@@ -92,6 +92,7 @@ class Step:
     seconds: float  # until the last client had received everything
     counted: Samples = field(default_factory=Samples)  # by the server meanwhile
     device_busy: tuple[float, ...] = ()  # percent, by the driver
+    processes: Sequence[Sequence[float]] = ()  # of the server, see `busiest`
 
     def first_ms(self, percent: int) -> float:
         """Return a percentile of the time to the first sound."""
@@ -156,6 +157,7 @@ class Stage:
     code_rate: float
     multiple: int  # codes: every length is a multiple of the codec's blocks
     trace_file: Path  # trace file of the server
+    pids: tuple[int, ...] = ()  # of the server
 
     def plan(self, seed: int, rate: float = 0.0, count: int = 0, leaving: float = 0.0) -> Plan:
         """Return a plan with a rate, or with so many clients one after the other; a share of them
@@ -178,14 +180,17 @@ class Stage:
         """Run so many streams at once, on average."""
         rate = streams / self.setup.mean_s
         plan = self.plan(seed=1000 * streams + seed, rate=rate, leaving=leaving)
-        before, started = scrape(self.metrics_port), time.monotonic()
+        before, used = scrape(self.metrics_port), processor_s(self.pids)
+        started = time.monotonic()
         with device_busy() as busy:
             results = self.client_pool.run_plan(plan)
         seconds = time.monotonic() - started
+        processes = busiest(used, processor_s(self.pids), seconds)
         time.sleep(1.0)  # until the engine's last numbers have arrived
         counted = tuple(one for one in results if one.due_s >= self.setup.warm_up_s)
-        step = Step(streams, counted, seconds, scrape(self.metrics_port) - before, tuple(busy))
-        print(step, file=sys.stderr, flush=True)
+        after = scrape(self.metrics_port) - before
+        step = Step(streams, counted, seconds, after, tuple(busy), processes)
+        print(f"{step}\n    {'; '.join(load(step))}", file=sys.stderr, flush=True)
         return step
 
 
@@ -340,6 +345,50 @@ def _inside(label: str, steps: Sequence[Step]) -> Iterator[Figure]:
     busy = [mean(step.device_busy) for step in steps if step.device_busy]
     if busy:
         yield Figure(f"{label}: device busy", tuple(busy), "%", note="by the driver")
+    used = [step.processes[0][0] for step in steps if step.processes]
+    if used:
+        yield Figure(f"{label}: busiest process", tuple(used), "%", note=_processes(steps[0]))
+
+
+def load(step: Step) -> Iterator[str]:
+    """Iterate over what the server's parts did in a step, for a search whose step may not hold."""
+    counted, seconds = step.counted, max(step.seconds, 1e-9)
+    num_steps = counted.total("sonant_batch_rows_count")
+    yield (
+        f"{num_steps / seconds:.0f} batches/s of {counted.mean('sonant_batch_rows'):.0f} rows"
+        f"{','.join(by_kind(counted)).replace('; ', ' ')}"
+    )
+    apart_ms = (
+        1000 * (seconds - counted.total("sonant_batch_execute_seconds_sum")) / max(num_steps, 1)
+    )
+    gap_ms = 1000 * counted.mean("sonant_inter_token_seconds")
+    late_ms = 1000 * counted.at_most("sonant_inter_token_seconds", 99)
+    plan_ms = 1000 * counted.mean("sonant_batch_schedule_seconds")
+    yield (
+        f"{apart_ms:.2f} ms between two, {plan_ms:.2f} of them to plan; "
+        f"a token after {gap_ms:.1f} ms, p99 at most {late_ms:g}"
+    )
+    yield (
+        f"{counted.total('sonant_block_decode_seconds_count') / seconds:.0f} decoder calls/s of "
+        f"{counted.mean('sonant_block_batch'):.1f} blocks, "
+        f"{1000 * counted.mean('sonant_block_decode_seconds'):.1f} ms each"
+    )
+    shares = (
+        f"{100 * counted.total(f'sonant_{name}_seconds_sum') / seconds:.0f} %"
+        for name in ("batch_execute", "block_decode")
+    )
+    yield f"batches {' and calls '.join(shares)} of the time, device {mean(step.device_busy):.0f} %"
+    if step.processes:
+        yield _processes(step)
+
+
+def _processes(step: Step) -> str:
+    """Return the processor time of the server's busiest processes and of their busiest threads."""
+    shown = (
+        f"{process[0]:.0f} ({' + '.join(f'{share:.0f}' for share in process[1:4])})"
+        for process in step.processes[:3]
+    )
+    return f"processes of the server, % of a core and of its threads: {', '.join(shown)}"
 
 
 def by_kind(counted: Samples) -> Iterator[str]:
@@ -382,7 +431,7 @@ def staged(
         own += speaker.flags(Path(folder))
         with serving(flags=[*own, *flags]) as server, client_pool(server.address, clients) as pool:
             code_rate, multiple = codes(server.address)
-            yield Stage(pool, port, setup, code_rate, multiple, trace_file)
+            yield Stage(pool, port, setup, code_rate, multiple, trace_file, server.pids)
 
 
 def codes(address: str) -> tuple[float, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.request import urlopen
 
 import torch
@@ -96,6 +98,41 @@ def device_busy() -> Iterator[list[float]]:
         finally:
             process.terminate()
             readings += map(float, process.communicate()[0].split()[:-1])
+
+
+Threads = Mapping[int, Mapping[int, float]]
+"""Processor seconds by process and thread."""
+
+
+def processor_s(pids: Sequence[int]) -> Threads:
+    """Return the processor time of all threads of the processes that still exist."""
+    return {pid: _threads_of(pid) for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+def _threads_of(pid: int) -> Mapping[int, float]:
+    found: dict[int, float] = {}
+    with suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has
+                # The name in parentheses may have spaces; user and system time are 12 fields on.
+                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                ticks = int(fields[11]) + int(fields[12])
+                found[int(thread.name)] = ticks / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def busiest(before: Threads, after: Threads, seconds: float) -> list[list[float]]:
+    """Return, for each process, the busiest first, the percentage of the time that it used
+    processors, and that of each thread, in descending order.
+
+    A process of Python whose threads add up to 100 % has no time left but outside the interpreter.
+    """
+    shares = []
+    for pid, threads in after.items():
+        former = before.get(pid, {})
+        used = [100 * (now_s - former.get(tid, 0.0)) / seconds for tid, now_s in threads.items()]
+        shares.append([sum(used), *sorted(used, reverse=True)])
+    return sorted(shares, reverse=True)
 
 
 def free_port() -> int:

@@ -76,6 +76,7 @@ from benchmarks.word_errors import (
 from llm import FinishReason
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
+from tests.tts.engine.simulated_device import SHAPES
 from tts.api.load import load, load_service
 from tts.factory import Service
 from tts.speech.check import CheckResult
@@ -642,12 +643,24 @@ def test_streams_cost_the_engines_process_something() -> None:
 
 
 def test_streams_are_scheduled_on_a_simulated_device() -> None:
-    report = pacing.measure("qwen", (20, 60), seconds=1.0, warm_up_s=0.5)
+    report = pacing.measure(SHAPES["qwen"], (20, 60), seconds=1.0, warm_up_s=0.5)
     late, rows, windows, *_, more_rows, more_windows = report.figures
     assert late.value == 0
     assert "first sound p50/p95/p99" in late.note
     assert 1 <= rows.value < more_rows.value
     assert 1 <= windows.value < more_windows.value
+
+
+def test_a_simulation_may_have_other_blocks_and_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = []
+    for more in ([], ["--chunk-size", "5,10,25,50", "--plain"]):
+        options = ["--shape", "a", "--streams", "30", "--seconds", "1", "--warm-up-s", "0.5"]
+        assert pacing.main([*options, *more]) == 0
+        figures = json.loads(capsys.readouterr().out)["figures"]
+        assert "a, 30 simulated streams: late" in [figure["name"] for figure in figures]
+        windows = figures[2]
+        counts.append(windows["value"] * float(windows["note"].removesuffix("/s")))
+    assert counts[1] < 0.75 * counts[0]  # fewer windows
 
 
 def test_on_the_cpu_the_batch_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:

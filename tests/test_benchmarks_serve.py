@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import shlex
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +24,7 @@ from benchmarks import frames, results, serve
 from benchmarks.listeners import Plan, StreamResult, arrivals, request
 from benchmarks.playback import Playback, first_audible
 from benchmarks.report import Figure, Report, publish
-from benchmarks.server_metrics import Samples
+from benchmarks.server_metrics import Samples, busiest, processor_s
 from benchmarks.speech_shapes import SPEAKERS, Speaker
 from decoder import create_decoder
 from llm.models.hf_config import HuggingFaceConfig, ModelShape
@@ -239,12 +241,28 @@ def test_clients_receive_the_requested_length(stage: serve.Stage) -> None:
     )
 
 
-def test_the_most_streams_are_reported(stage: serve.Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_busiest_process_is_first() -> None:
+    before = {1: {1: 1.0, 2: 2.0}, 7: {7: 5.0}}
+    after = {1: {1: 1.5, 2: 4.0}, 7: {7: 6.0}, 9: {9: 0.5}}
+    assert busiest(before, after, 5.0) == [[50.0, 40.0, 10.0], [20.0, 20.0], [10.0, 10.0]]
+
+
+def test_processor_time_is_counted_by_thread() -> None:
+    (threads,) = processor_s([os.getpid(), 2**22 + 1]).values()
+    assert sum(threads.values()) == pytest.approx(time.process_time(), rel=0.2, abs=0.5)
+
+
+def test_the_most_streams_are_reported(
+    stage: serve.Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(serve, "LIMIT_MS", 60_000.0)
     most, *rest = serve.streams(stage, Speaker("toy"))
+    shown = capsys.readouterr().err
+    assert re.search(r"batches/s of 1 rows.*ms between two.*decoder calls/s of 1\.\d blocks", shown)
+    assert re.search(r"threads: \d+ \(\d+ \+ \d+", shown)
     assert "tried 1" in most.note
     assert most.value in (0, 1)
-    assert len(rest) == (9 if most.value else 0)
+    assert len(rest) == (10 if most.value else 0)
 
 
 def test_clients_that_leave_are_cancelled(stage: serve.Stage) -> None:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from tts.engine.streams import SpeechStream
 
 NEAR_S = 0.06
-MAX_NEAR_S = 0.08
+MAX_NEAR_S, MAX_SLOW_NEAR_S = 0.08, 0.12
 MARGIN_S = 0.015  # for two turns of the engine, at least, and
 WAY_S = 0.005  # the way to the client
 FADING = 0.95  # of the longest call, at each later call
 REST, FIRST_REST, SLOW_REST = 13.0, 1.0, 3.0  # after a call, relative to its duration
+URGENT_REST = 2.0  # where the model is slow, before a call that is not full
 BURST_S = 0.1
 PACE = 3.0  # times real time
 PROMPT_REST = 1.0  # of a step, before prompts get one that nothing else needs
@@ -110,6 +111,10 @@ class DecodePacer:
         """Return how long before an underrun a stream needs a call, behind so many others."""
         return NEAR_S
 
+    def gathers(self, now_s: float, num_in_flight: int) -> bool:
+        """Return whether streams near an underrun wait for others."""
+        return False
+
     def is_due(
         self,
         now_s: float,
@@ -126,7 +131,10 @@ class DecodePacer:
         `awaits_first_audio`; the windows fill a batch; all streams have a window; so many batches
         are in flight.
         """
-        if fills_batch or underrun_s < now_s + self.near_s(num_in_flight):
+        if fills_batch:
+            return True
+        is_urgent = underrun_s < now_s + self.near_s(num_in_flight)
+        if is_urgent and not self.gathers(now_s, num_in_flight):
             return True
         if num_in_flight:
             return False
@@ -140,7 +148,8 @@ class DeadlinePacer(DecodePacer):
 
     A stream is near an underrun only if a later call would end too late, calls for first audio take
     at most a quarter of the time where the model is slow, a first block is held where later ones
-    would be late, and the model's steps may wait for a call.
+    would be late, and the model's steps may wait for a call. Where the model is slow, streams near
+    an underrun gather, too, and earlier: many small calls would slow it down further.
     """
 
     ahead_s = 1.0
@@ -160,6 +169,14 @@ class DeadlinePacer(DecodePacer):
         return min(max(late_s, 0.0), MAX_HOLD_S)
 
     def near_s(self, num_in_flight: int) -> float:
-        """See DecodePacer: by the longest call and the turns of the engine."""
+        """See DecodePacer: by the longest call, the rest before it and the turns of the engine."""
         margin_s = max(MARGIN_S, WAY_S + 2 * self._step_s)
-        return min(MAX_NEAR_S, margin_s + (num_in_flight + 1) * self._longest_s)
+        calls, most_s = float(num_in_flight + 1), MAX_NEAR_S
+        if self.is_slow:
+            calls, most_s = calls + URGENT_REST, MAX_SLOW_NEAR_S
+        return min(most_s, margin_s + calls * self._longest_s)
+
+    def gathers(self, now_s: float, num_in_flight: int) -> bool:
+        """See DecodePacer: while the decoder works or rests, where the model is slow."""
+        rests = now_s < self._finished_s + URGENT_REST * self._took_s
+        return self.is_slow and (rests or num_in_flight > 0)

@@ -16,9 +16,11 @@ from tts.engine.pacer import (
     FIRST_REST,
     MARGIN_S,
     MAX_NEAR_S,
+    MAX_SLOW_NEAR_S,
     NEAR_S,
     REST,
     SLOW_REST,
+    URGENT_REST,
     WAY_S,
     DeadlinePacer,
     DecodePacer,
@@ -97,6 +99,30 @@ def test_a_slow_model_has_rest_after_each_call(kind: type[DecodePacer]) -> None:
         for turn in range(200):
             pacer.note_turn(100.0 + turn * 0.3 / stream.token_rate, 1)
         assert not pacer.is_slow
+
+    in_loop(scenario)
+
+
+def test_streams_near_an_underrun_gather_where_the_model_is_slow() -> None:
+    """A call that is not full comes after rest, and not behind another one: urgency is earlier."""
+
+    async def scenario() -> None:
+        pacer, stream = DeadlinePacer(), Bench().speak()
+        pacer.hold_s(stream)
+        pacer.note(9.0, TOOK_S)
+        assert pacer.is_due(9.0 + TOOK_S, **near(9.0), num_in_flight=1)
+        for turn in range(200):
+            pacer.note_turn(turn * 0.5 / stream.token_rate, 1)
+        pacer.note(10.0, TOOK_S)
+        ended_s, rest_s = 10.0 + TOOK_S, URGENT_REST * TOOK_S
+        assert not pacer.is_due(ended_s + rest_s - 1e-6, **near(ended_s))
+        assert pacer.is_due(ended_s + rest_s + 1e-6, **near(ended_s))
+        assert not pacer.is_due(ended_s + rest_s + 1e-6, **near(ended_s), num_in_flight=1)
+        assert pacer.is_due(ended_s, **near(ended_s), **FULL, num_in_flight=1)
+        step_s = 0.5 / stream.token_rate
+        assert pacer.near_s(0) == pytest.approx(
+            min(MAX_SLOW_NEAR_S, WAY_S + 2 * step_s + (1 + URGENT_REST) * TOOK_S)
+        )
 
     in_loop(scenario)
 
