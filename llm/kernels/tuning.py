@@ -32,7 +32,7 @@ HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 128  # one for nearly every processor
-SPLIT_BLOCK, MAX_SPLITS = 64, 8  # outputs of a program, and parts whose sums are added
+SPLIT_BLOCK, MAX_SPLITS = 64, 4  # outputs of a program, half of them with more parts than these
 WIDE_ROWS = 32  # above, a program of the head has fewer outputs, and one of a norm more warps
 SPLIT_BYTES = 9 * 2**14  # a program's shared memory, at most
 EARLY_BYTES = 3 * 2**16  # the same where all of its matrix is read at once
@@ -82,10 +82,12 @@ def split_tiles(
         slots = _slots(parts * block_out, num_in, block_in, num_rows)
         return Tiles(block_out, 1, block_in, 4, stages, slots)
     chunks = -(-num_in // block_in)
-    wanted = max(1, min(SPLIT_PROGRAMS * SPLIT_BLOCK // num_out, MAX_SPLITS))
-    splits = -(-chunks // -(-chunks // wanted))  # none without inputs
-    slots = _slots(SPLIT_BLOCK, num_in // splits, block_in, num_rows) if splits else 0
-    return Tiles(SPLIT_BLOCK, splits, block_in, 4, stages, slots)
+    block_out, wanted = SPLIT_BLOCK, SPLIT_PROGRAMS * SPLIT_BLOCK // num_out
+    if wanted > MAX_SPLITS:
+        block_out, wanted = block_out // 2, min(wanted // 2, MAX_SPLITS)
+    splits = -(-chunks // -(-chunks // max(1, wanted)))  # none without inputs
+    slots = _slots(block_out, num_in // splits, block_in, num_rows) if splits else 0
+    return Tiles(block_out, splits, block_in, 4, stages, slots)
 
 
 def _slots(lines: int, num_in: int, block_in: int, num_rows: int) -> int:
