@@ -95,6 +95,9 @@ class DecodeResult(ABC):
     def took_s(self) -> float:
         """Duration of the rendering in seconds; valid when it is ready."""
 
+    def wait(self) -> None:  # noqa: B027 (what a CPU has rendered is ready)
+        """Wait until it is ready, without the interpreter lock, if a device renders it."""
+
     @abstractmethod
     def samples(self) -> list[np.ndarray]:
         """Return the emitted samples of each window [num_samples]; to be called once.
@@ -252,6 +255,10 @@ class DeviceResult(DecodeResult):
     @property
     def took_s(self) -> float:
         return self._started.elapsed_time(self._ended) / 1000
+
+    def wait(self) -> None:
+        """See DecodeResult."""
+        self._ended.synchronize()
 
     def samples(self) -> list[np.ndarray]:
         self._ended.synchronize()

@@ -115,6 +115,7 @@ class DecodeLoop:
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
         self._was_silent = False  # a listener gets the first audio in this turn
+        self._has_way = False  # in this turn the model makes way for a first block
         self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
@@ -245,10 +246,12 @@ class DecodeLoop:
         the model starts no step that no request needs yet, and later ones have more rows. With few
         requests a step in parallel with a call gains less than it delays a first block.
         """
+        self._has_way = False
         if self._pacer is None:
             return False
         if num_live < FEW:
-            return self._makes_way(num_live, has_step)
+            self._has_way = self._makes_way(num_live, has_step)
+            return self._has_way
         if not (self._pacer.lets_model_wait and self._launched):
             return False
         now_s = self._clock()
@@ -260,13 +263,18 @@ class DecodeLoop:
         """Return whether a first block is being rendered, or completed by a step that runs, and
         all requests are streams of speech.
         """
-        is_first = any(task.is_unheard for batch in self._launched for task in batch.tasks)
+        is_first = self._renders_first
         if not (is_first or has_step):
             return False
         tasks = [task for task in self._snapshot() if task.is_generating]
         if len(tasks) != num_live or not all(isinstance(task, SpeechStream) for task in tasks):
             return False
         return is_first or any(task.nears_first_audio for task in tasks)
+
+    @property
+    def _renders_first(self) -> bool:
+        """Whether a first block is in flight."""
+        return any(task.is_unheard for batch in self._launched for task in batch.tasks)
 
     def _first_due_s(self, now_s: float, num_live: int) -> float:
         """Return the time at which the first of so many requests is due, exactly if that is
@@ -289,6 +297,8 @@ class DecodeLoop:
         if self._ready and len(self._launched) < MAX_LAUNCHED:
             self.wakeups.flush()  # text readers need not wait while a CPU renders
             self._launch(self._due(self._clock()))
+        if self._has_way and self._renders_first:
+            self._launched[0].rendered.wait()  # there is no other work, and polling is later
         for batch in (*rendered, *self._rendered()):
             self._deliver(batch)
 

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder import CodecSpec, DecodeRequest, DecodeResult, Renderer, StreamingOptions
+from decoder import (
+    AudioDecoder,
+    CodecSpec,
+    DecodeRequest,
+    DecodeResult,
+    Renderer,
+    StreamingOptions,
+)
 from llm import Engine, FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tests.tts.engine.audio_bench import (
@@ -377,16 +384,34 @@ class CallThatEnds(RenderingForEver):
         return self._samples
 
 
+class AwaitedCall(CallThatEnds):
+    """A call that ends when it is waited for."""
+
+    is_ready = False
+
+    def wait(self) -> None:
+        self.is_ready = True
+
+
 class SlowRenderer(Renderer):
     """A renderer whose calls end later."""
 
+    def __init__(
+        self, decoder: AudioDecoder, kind: Callable[[list[np.ndarray]], DecodeResult] = CallThatEnds
+    ) -> None:
+        super().__init__(decoder)
+        self._kind = kind
+
     def launch(self, ready: Sequence[DecodeRequest]) -> DecodeResult:
-        return CallThatEnds(super().launch(ready).samples())
+        return self._kind(super().launch(ready).samples())
 
 
-def slow_bench(sizes: tuple[int, ...] = (2, 25)) -> tuple[Bench, SpeechStream]:
+def slow_bench(
+    sizes: tuple[int, ...] = (2, 25),
+    kind: Callable[[list[np.ndarray]], DecodeResult] = CallThatEnds,
+) -> tuple[Bench, SpeechStream]:
     bench = Bench(pads=True, pacer=DecodePacer())
-    bench.worker._renderer = SlowRenderer(bench.decoder)
+    bench.worker._renderer = SlowRenderer(bench.decoder, kind)
     return bench, bench.speak(sizes=sizes)
 
 
@@ -432,6 +457,37 @@ def test_few_streams_make_way_for_a_first_block() -> None:
         bench.worker.after_step()
         assert bench.worker._launched
         assert not may_wait(1, has_step=False)
+
+    in_loop(scenario)
+
+
+def test_a_first_block_that_the_model_makes_way_for_is_waited_for() -> None:
+    """It is delivered in the turn that launches it; a later block is not waited for."""
+
+    async def scenario() -> None:
+        bench, task = slow_bench((2, 2), AwaitedCall)
+        tokens(task, 1)
+        assert bench.worker.may_wait(1, has_step=True)
+        tokens(task, 2)
+        assert not bench.worker.after_step()
+        assert len(task.queue) == 1
+        tokens(task, 3, 4)
+        assert not bench.worker.may_wait(1, has_step=False)
+        assert bench.worker.after_step()
+        assert len(task.queue) == 1
+
+    in_loop(scenario)
+
+
+def test_a_first_block_is_not_waited_for_while_the_model_may_compute() -> None:
+    async def scenario() -> None:
+        bench, task = slow_bench((2, 2), AwaitedCall)
+        bench.write()
+        tokens(task, 1)
+        assert not bench.worker.may_wait(2, has_step=True)  # for the text
+        tokens(task, 2)
+        assert bench.worker.after_step()
+        assert not task.queue
 
     in_loop(scenario)
 
