@@ -18,6 +18,7 @@ from tts.text.english.numbers import AMOUNT_RULES, DATE_AND_TIME_RULES, NUMBER_R
 from tts.text.english.places import ENDS_OF_STREETS, PLACE_RULES
 from tts.text.english.words import (
     ABBREVIATION_RULES,
+    ABBREVIATIONS,
     ACRONYM_RULES,
     ADDRESS_RULES,
     CALENDAR_NAMES,
@@ -145,7 +146,7 @@ _ENGLISH: tuple[tuple[Pattern[str], tuple[Rule, ...]], ...] = tuple(
         (r"\d\.[\dx*]|[vV]\.?\s?\d", VERSION_RULES),
         (r"\d", AMOUNT_RULES),
         (r"[a-z][A-Z]|pH|[A-Z]{3}[a-z]", CAPITAL_RULES),
-        (r"", ABBREVIATION_RULES),
+        (ABBREVIATIONS, ABBREVIATION_RULES),
         (CALENDAR_NAMES, CALENDAR_RULES),
         (r"\s[IVXLC]+\b|\s[ivx]{2,}\b|\b[IVX]{2}", ROMAN_RULES),
         (r"[A-Z]{2}", ACRONYM_RULES),

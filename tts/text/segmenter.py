@@ -59,7 +59,7 @@ MAX_PENDING_SEGMENTS = 8  # in NONE mode: normalisation shrinks text by less tha
 FEED_CHARACTERS = 1024
 EAGER_CLAUSE_WORDS, EAGER_WORDS = 3, 4  # minimum length of a sentence's eager beginning
 MAX_EAGER = 2
-_RUNS = re.compile(r"\s+|[^\s。！？｡]*[。！？｡]|[^\s。！？｡]+")
+_RUNS = re.compile(r"\s+|[^\s。！？｡]+[。！？｡]?|[。！？｡]")
 _SPACES = re.compile(r"\s+")
 _PAUSES = " ,;:-–—"
 FIRST_STAND_IN, MAX_PHONEMES = 0x12000, 900
@@ -235,7 +235,8 @@ class _WordReader:
             if run.isspace():
                 yield from self.finish()
                 self.position += len(run)
-                self._lines += sum(run.count(c) for c in "\n\x85\u2028\u2029\f")
+                if run != " ":
+                    self._lines += sum(run.count(c) for c in "\n\x85\u2028\u2029\f")
             else:
                 yield from self._extend(run)
 
@@ -321,9 +322,10 @@ class SegmentStream:
         return segments
 
     def split(self, text: str) -> Iterator[TextSegment]:
-        """Yield the segments of a whole text lazily."""
+        """Yield the segments of a whole text lazily: the first is spoken while others are read."""
         for start in range(0, len(text), FEED_CHARACTERS):
-            yield from self.feed(text[start : start + FEED_CHARACTERS])
+            for word in self._reader.feed(text[start : start + FEED_CHARACTERS]):
+                yield from self._take(word)
         yield from self.flush()
 
     def discard(self) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tts.text.english import words
 from tts.text.english.numbers import cardinal, number
+from tts.text.english.tables import ENDINGS, LABELS, NUMBERED, PHRASES, TITLES
 from tts.text.lexicon.entries import Lexicon, Pronunciation
+from tts.text.normalize import AlignedText
 from tts.text.segmenter import SegmentMode, TextNormalization, TextOptions, split_text
 
 WHOLE = TextOptions(max_characters=100_000, mode=SegmentMode.NONE)
@@ -311,3 +315,26 @@ def test_uncleaned_text_is_printable_ascii(text: str) -> None:
 def test_numbers_read_as_num2words_reads_them(value: int) -> None:
     assert number(f"{value:,}") == number(str(value)) == cardinal(value)
     assert "," not in cardinal(value)
+
+
+SHORT = (*PHRASES, *ENDINGS, *TITLES, *LABELS, *NUMBERED, "et al", "St", "Ph", "D", "a.k.a", "w/o")
+CASES = (str, str.upper, str.title)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((*SHORT, "w/", "dog", "I", "V", "IX", "Max", "min", "7", "J", "")),
+            st.sampled_from(CASES),
+            st.sampled_from((" ", ". ", ".", ", ", "? ", ".) ", "", "'s ")),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_the_rules_of_abbreviations_are_skipped_only_where_they_change_nothing(
+    parts: list[tuple[str, Callable[[str], str], str]],
+) -> None:
+    text = "".join(case(word) + end for word, case, end in parts)
+    if re.search(words.ABBREVIATIONS, text) is None:
+        assert AlignedText.of_words([text]).apply(words.ABBREVIATION_RULES).text == text

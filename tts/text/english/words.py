@@ -226,6 +226,12 @@ CAPITAL_RULES: tuple[Rule, ...] = (
     _rule(r"(?<=[A-Z]{2})(?=[A-Z](?!s\b)[a-z])", " "),
     _rule(r"\bpH\b", "P H"),
 )
+ABBREVIATIONS = (
+    r"\.\s*\S|\s[IVXLC]|\b(?:M[rst]s?|Dr|Prof|St|al|etc|Ph\.?\s?D)"
+    rf"|(?i:vs|w/|(?<!\w)(?:{_choices(PHRASES, ENDINGS)})\.\s*$)"
+)
+"""What is in every text that one of `ABBREVIATION_RULES` changes."""
+
 ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b({_NUMBERED})\s+(I)(?=\s*(?:[.:,;–—-]|$))(?!['.]\w)"), _heading),
     (re.compile(rf"\b({_NUMBERED.upper()})\s+([VX]|[IVXLC]{{2,}})\b(?!['.]\w)"), _heading),
