@@ -45,6 +45,7 @@ DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
 POLL_S = 0.0001  # polling interval of a busy device when there is no other work
+SENT_S = 0.001  # for which the model waits at most until a first block is on its way
 FEW = 8  # requests; fewer wait for first blocks only
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
@@ -220,9 +221,8 @@ class DecodeLoop:
                 self._render()
             return bool(self._ready or self._launched or self._dirty)
         finally:
-            self.wakeups.flush()
-            if self._was_silent and len(self._tasks) < FEW:
-                time.sleep(self.poll_s)  # the readers' thread takes the interpreter lock meanwhile
+            is_urgent = self._was_silent and len(self._tasks) < FEW
+            self.wakeups.flush(SENT_S if is_urgent else 0.0)
             self._was_silent = False
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:

@@ -39,22 +39,33 @@ class Wakeups:
         """Schedule a call on a loop for the next `flush`; it must not raise."""
         self._waiting.append((loop, call))
 
-    def flush(self) -> None:
-        """Wake each loop once."""
+    def flush(self, wait_s: float = 0.0) -> None:
+        """Wake each loop once; wait, at most so long, until the readers have passed their items on.
+
+        Without the wait this thread and theirs take the interpreter lock from each other.
+        """
         if not self._waiting:
             return
         calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         while self._waiting:
             loop, call = self._waiting.popleft()
             calls.setdefault(loop, []).append(call)
+        read = threading.Event()
         for loop, together in calls.items():
             with suppress(RuntimeError):  # the loop is closed, so no reader is left
-                loop.call_soon_threadsafe(_call_all, together)
+                loop.call_soon_threadsafe(_call_all, together, read)
+        if wait_s:
+            read.wait(wait_s)
 
 
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+def _call_all(calls: Sequence[Callable[[], None]], read: threading.Event) -> None:
+    """Run calls that wake readers; set `read` behind the readers' turn and the next one, in which
+    a task that waits for a reader runs.
+    """
     for call in calls:
         call()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.call_soon, read.set)
 
 
 class StreamQueue(Generic[Item]):

@@ -64,6 +64,27 @@ def test_readers_of_many_queues_are_woken_together() -> None:
     in_loop(scenario)
 
 
+def test_a_flush_can_wait_until_the_readers_have_passed_their_items_on() -> None:
+    async def scenario() -> None:
+        wakeups, passed = Wakeups(), list[int]()
+        queue = StreamQueue[int](4, wakeups=wakeups)
+
+        async def forward() -> None:
+            passed.append(await asyncio.create_task(queue.get()))
+
+        def produce() -> list[int]:
+            queue.put(1)
+            wakeups.flush(10.0)
+            return passed.copy()
+
+        reader = asyncio.create_task(forward())
+        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(produce) == [1]
+        await reader
+
+    in_loop(scenario)
+
+
 def test_wakeups_reach_each_loop_and_outlive_a_closed_one() -> None:
     async def build() -> StreamQueue[int]:
         return StreamQueue(4, wakeups=wakeups)
