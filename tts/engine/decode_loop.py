@@ -115,7 +115,6 @@ class DecodeLoop:
         self._dirty: deque[StreamTask] = deque()  # appended to in any thread
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
-        self._was_silent = False  # a listener gets the first audio in this turn
         self._has_way = False  # in this turn the model makes way for a first block
         self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
@@ -221,9 +220,7 @@ class DecodeLoop:
                 self._render()
             return bool(self._ready or self._launched or self._dirty)
         finally:
-            is_urgent = self._was_silent and len(self._tasks) < FEW
-            self.wakeups.flush(SENT_S if is_urgent else 0.0)
-            self._was_silent = False
+            self.wakeups.flush()
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:
         """Deliver the audio of calls that end; see `StepHook`.
@@ -237,7 +234,6 @@ class DecodeLoop:
             for batch in rendered:
                 self._deliver(batch)
             self.wakeups.flush()
-            self._was_silent = False
 
     def may_wait(self, num_live: int, has_step: bool) -> bool:
         """Return whether the model may wait for the decoder; see `StepHook`.
@@ -460,13 +456,14 @@ class DecodeLoop:
             for task in batch.tasks:
                 self._fail(task, error)
             return
+        now_s, is_first = self._clock(), any(task.is_unheard for task in batch.tasks)
+        for task, samples in zip(batch.tasks, audio, strict=True):
+            task.deliver(samples, now_s)
+        if is_first and len(self._tasks) < FEW:
+            self.wakeups.flush(SENT_S)
         self._decode_s.observe(batch.rendered.took_s)
         self._blocks.observe(len(batch.tasks))
         self._audio_s += sum(map(len, audio)) / self._sample_rate
-        now_s = self._clock()
-        self._was_silent |= any(task.is_unheard for task in batch.tasks)
-        for task, samples in zip(batch.tasks, audio, strict=True):
-            task.deliver(samples, now_s)
         for task in dict.fromkeys(batch.tasks):
             self._review(task)
 

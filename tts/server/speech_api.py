@@ -216,7 +216,9 @@ class SpeechApi:
         path, instructions = request.path, config.instructions
         self.synthesizer.check_instructions(instructions, f"{path}.instructions")
         voice = read_voice(config.voice, self.synthesizer, f"{path}.voice")
-        return replace(request, voice=replace(voice, instructions=instructions))
+        if instructions != voice.instructions:
+            voice = replace(voice, instructions=instructions)
+        return replace(request, voice=voice)
 
     def _longest_whole_s(self, request: SpeechRequest) -> float:
         """Return the seconds of audio that are certain to fit into one message."""
