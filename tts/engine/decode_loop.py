@@ -278,13 +278,13 @@ class DecodeLoop:
         """
         assert self._pacer is not None
         tasks, first_s = self._snapshot(), math.inf
-        if num_live > sum(task.is_generating for task in tasks):
-            return -math.inf  # a request that is no stream of this loop
         for task in reversed(tasks):  # the newest streams have the least audio
             due_s = self._pacer.prompts_due_s if task.is_new else task.due_s(now_s)
             first_s = min(first_s, due_s)
             if first_s <= now_s:
-                break
+                return first_s
+        if num_live > sum(task.is_generating for task in tasks):
+            return -math.inf  # a request that is no stream of this loop
         return first_s
 
     def _render(self) -> None:
@@ -339,43 +339,56 @@ class DecodeLoop:
             self._engine.resume(task.request_id)
 
     def _due(self, now_s: float) -> list[Item]:
-        """Return the batch to launch now, most urgent window first; empty if all should wait."""
-        ready = [task for task in self._ready if task.is_startable(now_s)]
+        """Return the batch to launch now, most urgent window first; empty if all should wait.
+
+        Nearly every turn looks at all streams with a window, so it calls no method of most of them;
+        the windows are looked up of those that it chooses.
+        """
+        ready = [
+            task
+            for task in self._ready
+            if task.plays_until_s != NOT_STARTED or task.is_startable(now_s)
+        ]
         if not ready:
             return []
-        underruns_s = [task.underrun_s(now_s) for task in ready]
+        underruns_s = [
+            task.underrun_s(now_s) if task.samples_launched else task.plays_until_s
+            for task in ready
+        ]
         pacer = self._pacer
         if pacer is None:
             limit_s = now_s + COMFORT_S if self._awaiting_first_audio else math.inf
-            return self._chosen(ready, now_s, limit_s=limit_s)
+            return self._chosen(ready, underruns_s, now_s, limit_s=limit_s)
+        underrun_s = min(underruns_s)
+        awaits_first_audio = underrun_s == NOT_STARTED
+        if awaits_first_audio:
+            started_s = (time_s for time_s in underruns_s if time_s > NOT_STARTED)
+            underrun_s = min(started_s, default=math.inf)
         if not pacer.is_due(
             now_s,
-            underrun_s=min(
-                (time_s for time_s in underruns_s if time_s > NOT_STARTED), default=math.inf
-            ),
-            awaits_first_audio=NOT_STARTED in underruns_s,
+            underrun_s=underrun_s,
+            awaits_first_audio=awaits_first_audio,
             fills_batch=self._is_full_batch(ready, underruns_s, now_s + pacer.ahead_s),
             has_all_streams=len(self._ready) == len(self._tasks),
             num_in_flight=len(self._launched),
         ):
             return []
-        return self._chosen(ready, now_s, urgent_s=now_s + pacer.near_s(1))
+        return self._chosen(ready, underruns_s, now_s, urgent_s=now_s + pacer.near_s(1))
 
     def _is_full_batch(
         self, ready: Sequence[SpeechStream], underruns_s: Sequence[float], limit_s: float
     ) -> bool:
         """Return whether the ready windows of streams that underrun by then fill a batch."""
-        num_missing = self._max_batch
-        for task, time_s in zip(ready, underruns_s, strict=True):
-            if time_s < limit_s:
-                num_missing -= min(task.num_ready, self._most_of_stream)
-                if num_missing <= 0:
-                    return True
-        return False
+        found = [task for task, time_s in zip(ready, underruns_s, strict=True) if time_s < limit_s]
+        if len(found) >= self._max_batch:
+            return True  # each has a window at least
+        num_windows = sum(min(task.num_ready, self._most_of_stream) for task in found)
+        return num_windows >= self._max_batch
 
     def _chosen(
         self,
         ready: Sequence[SpeechStream],
+        underruns_s: Sequence[float],
         now_s: float,
         *,
         limit_s: float = math.inf,
@@ -390,24 +403,26 @@ class DecodeLoop:
         assert self._decoder is not None
         chosen: list[Item] = []
         keys: set[Hashable] = set()
-        # the next window of each stream; the count decides between equal times, by arrival
-        heads = [
-            (time_s, count, task, task.requests(self._most_of_stream), 0)
-            for count, task in enumerate(ready)
-            if (time_s := task.underrun_s(now_s)) < limit_s
+        # The next window of each stream; the count decides between equal times, by arrival. The
+        # windows of a stream are looked up when it is its turn.
+        heads: list[tuple[float, int, SpeechStream, list[DecodeRequest]]] = [
+            (time_s, count, task, [])
+            for count, (task, time_s) in enumerate(zip(ready, underruns_s, strict=True))
+            if time_s < limit_s
         ]
         heapq.heapify(heads)
         while heads and len(chosen) < self._max_batch:
-            time_s, count, task, requests, index = heapq.heappop(heads)
-            key = self._decoder.batch_key(requests[index].window)
+            time_s, count, task, left = heapq.heappop(heads)
+            request, *rest = left or task.requests(self._most_of_stream)
+            key = self._decoder.batch_key(request.window)
             if keys and key not in keys and time_s >= urgent_s:
                 continue  # and none of the stream's later windows: they follow this one
             keys.add(key)
-            chosen.append((task, requests[index]))
-            if index + 1 < len(requests):
-                time_s = max(time_s, now_s) + task.duration_s(requests[index])
+            chosen.append((task, request))
+            if rest:
+                time_s = max(time_s, now_s) + task.duration_s(request)
                 if time_s < limit_s:
-                    heapq.heappush(heads, (time_s, count, task, requests, index + 1))
+                    heapq.heappush(heads, (time_s, count, task, rest))
         return chosen
 
     def _launch(self, batch: Sequence[Item]) -> None:

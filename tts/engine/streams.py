@@ -181,7 +181,8 @@ class SpeechStream(StreamTask):
         self._blocks: deque[AudioBlock] = deque()  # pending; the last one may have no codes
         self._requests: deque[DecodeRequest] = deque()  # of the pending blocks with codes
         self._num_launched = 0  # number of those in flight, from the oldest
-        self._samples_launched = 0  # number of their samples
+        self.samples_launched = 0
+        """Number of the samples of blocks in flight."""
         self._num_waiting = 0  # codes of all pending blocks
         self._tokens = TokenChunk(self.request_id)
         self._num_missing = self._stream.num_missing / self._codes_per_token
@@ -310,19 +311,19 @@ class SpeechStream(StreamTask):
 
     def underrun_s(self, now_s: float) -> float:
         """Return the time at which the client has played all audio, including that in flight."""
-        if not self._samples_launched:
+        if not self.samples_launched:
             return self.plays_until_s
-        return max(self.plays_until_s, now_s) + self._samples_launched / self._sample_rate
+        return max(self.plays_until_s, now_s) + self.samples_launched / self._sample_rate
 
     def launch(self) -> None:
         """Mark the oldest pending window as in flight."""
-        self._samples_launched += self._requests[self._num_launched].window.num_samples
+        self.samples_launched += self._requests[self._num_launched].window.num_samples
         self._num_launched += 1
 
     def withdraw(self) -> None:
         """Mark the newest window in flight as pending again, after the decoder rejected it."""
         self._num_launched -= 1
-        self._samples_launched -= self._requests[self._num_launched].window.num_samples
+        self.samples_launched -= self._requests[self._num_launched].window.num_samples
 
     def deliver(self, samples: np.ndarray, now_s: float) -> None:
         """Put the oldest pending block, rendered to [num_samples], into the queue."""
@@ -330,7 +331,7 @@ class SpeechStream(StreamTask):
             return
         block, request = self._blocks.popleft(), self._requests.popleft()
         self._num_launched -= 1
-        self._samples_launched -= request.window.num_samples
+        self.samples_launched -= request.window.num_samples
         self._num_waiting -= block.num_codes
         self._put(block, samples)
         starts_s = max(self.plays_until_s, now_s)
@@ -377,7 +378,7 @@ class SpeechStream(StreamTask):
     def _end(self, tokens: TokenChunk) -> None:
         self._blocks.clear()
         self._requests.clear()
-        self._num_launched = self._samples_launched = self._num_waiting = 0
+        self._num_launched = self.samples_launched = self._num_waiting = 0
         self._put(self._block(tokens, (), self._carry, is_last=True), NO_SAMPLES)
 
     def _put(self, block: AudioBlock, samples: np.ndarray) -> None:
