@@ -196,9 +196,9 @@ class Turns:
     def while_waiting(self, is_done: Callable[[], bool]) -> None:
         self._worker.while_waiting(is_done)
 
-    def after_step(self) -> bool:
+    def after_step(self, num_tokens: int, /) -> bool:
         self._refill()
-        self._worker.after_step()
+        self._worker.after_step(num_tokens)
         if self._left:
             spent = self._phases.spent
             total = time.thread_time_ns() - self._last_ns - spent.pop(APART, 0)
@@ -266,7 +266,8 @@ class Streams:
         task = self._loop.run_until_complete(self._task(job))
         self._alive.append(task)
         self._worker.add(task)
-        self._engine.submit(request, partial(self._worker.on_tokens, task))
+        sink = partial(self._worker.on_tokens, task)
+        self._engine.submit(request, sink, buffer=task.buffer)
 
     def close(self) -> None:
         """Close the event loop of the queues."""

@@ -35,7 +35,7 @@ from decoder.codecs.xcodec2.decoder import RECOMMENDED
 from decoder.cuda.padded_graphs import PaddedGraphs
 from decoder.registry import GPU_MAX_BATCH
 from decoder.window_inputs import PaddedNetwork, PaddedRows
-from llm import Engine, EngineStats, FinishReason, Request, TokenChunk
+from llm import Engine, EngineStats, FinishReason, Request, TokenBuffer, TokenChunk
 from llm.engine.types import Sink, StepHook
 from llm.sequence import ReceivedPrompt
 from llm.stats import SequenceCounters
@@ -146,6 +146,7 @@ class StubEngine:
         arrival_s: float | None = None,
         *,
         received: ReceivedPrompt | None = None,
+        buffer: TokenBuffer | None = None,
     ) -> None:
         with self._lock:
             row = Row(request.request_id, sink, request.sampling.max_tokens or 1)
@@ -182,7 +183,7 @@ class StubEngine:
             for sink, chunk in chunks:
                 sink(chunk)
             taken_ns = time.thread_time_ns()
-            self._hook.after_step()
+            self._hook.after_step(1)
             ended_ns, former = time.thread_time_ns(), self.totals
             next_s += STEP_S
             self.totals = Totals(

@@ -19,7 +19,7 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from enum import Enum
 
-from llm.request import FinishReason, Request, Token, TokenChunk, TokenLogprob
+from llm.request import FinishReason, Request, Token, TokenBuffer, TokenChunk, TokenLogprob
 
 FUTURE_TOKEN = -1  # placeholder for a token that is being sampled on the device
 AWAITED = (FUTURE_TOKEN,)  # tokens of most rows of a batch planned ahead: one shared object
@@ -63,6 +63,7 @@ class Sequence:
     __slots__ = (
         "active_end",
         "arrival_s",
+        "buffer",
         "cached_prompt_tokens",
         "cancel_asked_s",
         "cancel_requested",
@@ -116,6 +117,7 @@ class Sequence:
         self.pages: SequenceABC[int] = ()
         self.received: ReceivedPrompt | None = None  # until the scheduler has it
         self.kept_as = ""  # name of the claim with the pages after the end; empty: they are freed
+        self.buffer: TokenBuffer | None = None  # of generated tokens that wait for others
         # called with its pages when the step that completes its prompt is launched
         self.on_launched: Callable[[SequenceABC[int]], None] | None = None
         self.next_commit = 0  # number of tokens with KV that completes the next page
@@ -237,7 +239,11 @@ class Sequence:
         token_ids: tuple[Token, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> TokenChunk:
-        """Return the chunk of these tokens, which are part of the output already."""
+        """Return the chunk of these tokens, which are part of the output already, and of those
+        that waited.
+        """
+        if self.buffer is not None and self.buffer.ids:
+            token_ids = self.buffer.take() + token_ids
         return TokenChunk(
             self.request_id,
             token_ids,
@@ -327,16 +333,18 @@ def take_tokens(
     now: float,
     *,
     is_launched: bool,
-) -> tuple[list[TokenChunk | None], list[tuple[float | None, int]]]:
+) -> tuple[list[TokenChunk], list[int], list[tuple[float | None, int]]]:
     """Commit a step for sequences in the common case: decoding, one token, not ended.
 
-    Returns their chunks, and the times of their previous tokens as (time, number), merged. A chunk
-    is None, and nothing changes, where `advance` and `accept` are needed: end, full page, move.
+    Returns the chunks of those whose tokens do not wait for others; the indices of the rest, which
+    are unchanged, where `advance` and `accept` are needed: end, full page, move; and the times of
+    the previous tokens as (time, number), merged.
     """
-    chunks: list[TokenChunk | None] = []
+    chunks: list[TokenChunk] = []
+    left: list[int] = []
     runs: list[tuple[float | None, int]] = []
     last_s, run = None, 0
-    for sequence in sequences:  # runs for all rows of all steps
+    for place, sequence in enumerate(sequences):  # runs for all rows of all steps
         request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
         tokens = sampled.get(request_id)
         processed = sequence.processed if is_launched else sequence.active_end
@@ -350,8 +358,12 @@ def take_tokens(
             or (not is_launched and sequence.pause_requested)
             or (is_launched and (before_s is None or outputs[-1] != FUTURE_TOKEN))
         ):
-            chunks.append(None)
+            left.append(place)
             continue
+        if before_s != last_s:
+            runs.append((last_s, run))
+            last_s, run = before_s, 0
+        run += 1
         sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
         if is_launched:
             sequence.tokens[-1] = outputs[-1] = tokens[0]
@@ -359,6 +371,12 @@ def take_tokens(
             sequence.processed = processed
             sequence.tokens.append(tokens[0])
             outputs.append(tokens[0])
+        buffer = sequence.buffer
+        if buffer is not None:
+            buffer.ids.append(tokens[0])
+            if len(buffer.ids) < buffer.limit:
+                continue
+            tokens = buffer.take()
         chunk = (  # the fields of `TokenChunk` in order, as in `Sequence.chunk`
             request_id,
             tokens,
@@ -376,11 +394,7 @@ def take_tokens(
             False,  # is_refused
         )
         chunks.append(_new(TokenChunk, chunk))
-        if before_s != last_s:
-            runs.append((last_s, run))
-            last_s, run = before_s, 0
-        run += 1
-    return chunks, [*runs, (last_s, run)]
+    return chunks, left, [*runs, (last_s, run)]
 
 
 def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:

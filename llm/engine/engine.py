@@ -23,7 +23,7 @@ from llm.batch import ForwardMode, ScheduledBatch
 from llm.config.report import RunningPlan
 from llm.engine.types import EngineStats, Pipeline, Sink, StepHook
 from llm.errors import EngineStoppedError, QueueFullError, RequestError
-from llm.request import FinishReason, Request, RequestRules, TokenChunk
+from llm.request import FinishReason, Request, RequestRules, TokenBuffer, TokenChunk
 from llm.scheduler import Scheduler
 from llm.sequence import ReceivedPrompt, Sequence
 from llm.stats import StepCounters
@@ -130,6 +130,7 @@ class Engine:
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
         on_launched: Callable[[SequenceABC[int]], None] | None = None,
+        buffer: TokenBuffer | None = None,
     ) -> TokenStream: ...
 
     @overload
@@ -142,6 +143,7 @@ class Engine:
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
         on_launched: Callable[[SequenceABC[int]], None] | None = None,
+        buffer: TokenBuffer | None = None,
     ) -> None: ...
 
     def submit(
@@ -153,6 +155,7 @@ class Engine:
         received: ReceivedPrompt | None = None,
         kept_as: str = "",
         on_launched: Callable[[SequenceABC[int]], None] | None = None,
+        buffer: TokenBuffer | None = None,
     ) -> TokenStream | None:
         """Queue a request. Its chunks go to `sink`, on the engine thread; without one a stream of
         them is returned.
@@ -162,6 +165,7 @@ class Engine:
         claim of its pages outlives it, unless it is cancelled or fails, see `PageTransfer.kept`.
         `on_launched` is called with these pages, on the engine thread, when the step that completes
         the prompt has been launched; not where each step is awaited at once. It must not raise.
+        `buffer`: where tokens wait for others, see `TokenBuffer`; None: each step has a chunk.
         Raises `RequestError` for a request that can never run here, `QueueFullError` when too
         many wait, `EngineStoppedError` when draining or stopped.
         """
@@ -170,7 +174,7 @@ class Engine:
             self._admit(request)
         sequence = Sequence(request, time.monotonic() if arrival_s is None else arrival_s)
         sequence.received, sequence.kept_as = received, kept_as
-        sequence.on_launched = on_launched
+        sequence.on_launched, sequence.buffer = on_launched, buffer
         stream = None
         if sink is None:
             stream = TokenStream(request.request_id, self.cancel)
@@ -339,7 +343,7 @@ class Engine:
                     num_live, has_step = self._scheduler.num_live, self._steps.is_running
                     waits = self._guard(hook.may_wait, num_live, has_step) is True
                 did_step = self._steps.step(waits=waits)
-                hook_works = hook is not None and self._guard(hook.after_step) is True
+                hook_works = hook is not None and self._after_step(hook)
                 if did_step or (waits and not hook_works):
                     continue  # what the model has waited for is done
                 sleep_s = hook.poll_s if hook is not None and hook_works else self._steps.idle_s
@@ -349,6 +353,9 @@ class Engine:
             logger.exception("the engine failed and has stopped: %r", self._scheduler)
             error = f"the engine failed: {failure!r}"
         self._stop(error)
+
+    def _after_step(self, hook: StepHook) -> bool:
+        return self._guard(hook.after_step, self._steps.num_tokens) is True
 
     def _work_while_waiting(self, is_done: Callable[[], bool]) -> None:
         if self._hook is not None:
@@ -458,6 +465,8 @@ class EngineSteps:
         self._runs_empty = runs_empty
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
         self.counters = StepCounters()
+        self.num_tokens = 0
+        """Number of tokens of each sequence in the results that the last call had; 0: none."""
 
     @property
     def is_running(self) -> bool:
@@ -470,6 +479,7 @@ class EngineSteps:
         With `waits` no step starts. Raises `RuntimeError` when a step failed and the device can no
         longer be used.
         """
+        self.num_tokens = 0
         started_s = time.perf_counter()
         batch = NO_ROWS if waits else self._scheduler.schedule()
         schedule_s = time.perf_counter() - started_s
@@ -525,6 +535,7 @@ class EngineSteps:
             done = self._in_flight.popleft()
             self.counters.executed(done, execute_s)
             chunks += self._scheduler.commit(done, output)
+            self.num_tokens = done.num_steps if output.token_ids else 0
         if batch.rows and self._in_flight:
             self._scheduler.launched(batch)
         return chunks

@@ -83,8 +83,9 @@ class StepHook(Protocol):
     runs on another device. 0: do not sleep.
     """
 
-    def after_step(self) -> bool:
-        """Called after each step and after `wake`.
+    def after_step(self, num_tokens: int, /) -> bool:
+        """Called after each step and after `wake`. `num_tokens`: of each sequence, in the results
+        that have arrived since the last call; 0: none have.
 
         Returns True when more work may be pending: the loop continues after `poll_s`.
         """

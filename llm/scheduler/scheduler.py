@@ -247,19 +247,19 @@ class Scheduler:
             now = self._clock()
         has_more = output.logprobs or output.failures or output.prompt_logprobs
         if batch.num_steps == 1 and not has_more:
-            found, gaps = take_tokens(
+            chunks, left, gaps = take_tokens(
                 step.sequences, output.token_ids, now, is_launched=step.is_launched
             )
             for last_s, times in gaps:
                 if last_s is not None:
                     self._counters.token_gap_s.observe(now - last_s, times)
         else:
-            found = [None] * len(step.sequences)
-        for place, chunk in enumerate(found):
-            if chunk is None:
-                row, sequence = batch.rows[place], step.sequences[place]
-                found[place] = self._commit_row(row, sequence, step, output, now)
-        chunks = [chunk for chunk in found if chunk is not None]
+            chunks, left = [], list(range(len(step.sequences)))
+        for place in left:
+            row, sequence = batch.rows[place], step.sequences[place]
+            chunk = self._commit_row(row, sequence, step, output, now)
+            if chunk is not None:
+                chunks.append(chunk)
         if self._in_flight.ended:
             self._note_released(self._in_flight.release_ended(step))
         return chunks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm.request import FinishReason, Request, SamplingParams, TokenChunk
+from llm.request import FinishReason, Request, SamplingParams, TokenBuffer, TokenChunk
 from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
 
 PAGE_SIZE = 4
@@ -127,16 +129,17 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 
     short, long = decoding(), decoding()
     before = repr(short)
-    (chunk,), gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=False)
-    assert sum(times for _, times in gaps) == (chunk is not None)
-    assert (chunk is not None) is (token == 7 and max_tokens > 1 and not wanted)
-    if chunk is None:
+    chunks, left, gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=False)
+    assert sum(times for _, times in gaps) == len(chunks)
+    assert bool(chunks) is (token == 7 and max_tokens > 1 and not wanted)
+    assert left == ([] if chunks else [0])
+    if not chunks:
         assert (repr(short), short.in_flight) == (before, True)
         return
     long.advance()
     assert long.accept(token) is None
-    assert chunk == long.chunk(20.0, (token,))
-    assert chunk == TokenChunk(**chunk._asdict()), "every field is there"
+    assert chunks == [long.chunk(20.0, (token,))]
+    assert chunks == [TokenChunk(**chunks[0]._asdict())], "every field is there"
     assert (repr(short), short.tokens, short.in_flight) == (repr(long), long.tokens, False)
 
 
@@ -173,15 +176,16 @@ def test_the_short_way_through_a_launched_step(
     if is_fed_again:
         for seq in (short, long):
             seq.activate(1)
-    (chunk,), gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=True)
-    assert gaps[-1] == ((None, 0) if chunk is None else (1.0, 1))
-    assert (chunk is None) is (token == 9)
-    if chunk is None:
+    chunks, left, gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=True)
+    assert gaps[-1] == ((1.0, 1) if chunks else (None, 0))
+    assert bool(chunks) is (token == 7)
+    assert left == ([] if chunks else [0])
+    if not chunks:
         assert repr(short) == repr(long)
         return
     long.complete_launch()
     assert long.accept(token) is None
-    assert chunk == long.chunk(20.0, (token,))
+    assert chunks == [long.chunk(20.0, (token,))]
     assert (repr(short), short.tokens, short.in_flight) == (
         repr(long),
         long.tokens,
@@ -189,11 +193,32 @@ def test_the_short_way_through_a_launched_step(
     )
 
 
+@pytest.mark.parametrize("limit", [0, 1, 2.5, math.inf])
+def test_tokens_wait_in_a_buffer_for_others(limit: float) -> None:
+    """The chunks have the tokens of those without a buffer, and their last one is the same."""
+    seq = bound(6, max_tokens=9)
+    seq.activate(6)
+    seq.status, seq.next_commit = SequenceStatus.DECODING, 99
+    seq.buffer = TokenBuffer(limit)
+    sizes, delivered = [], []
+    for token in range(10, 15):
+        chunks, left, gaps = take_tokens([seq], {"r": (token,)}, 20.0, is_launched=False)
+        assert (left, gaps[-1][1]) == ([], 1)
+        sizes.append(len(chunks))
+        delivered += [token for chunk in chunks for token in chunk.token_ids]
+        assert [chunk.output_tokens for chunk in chunks] == [len(seq.output_ids)] * len(chunks)
+        seq.activate(1)
+    assert sizes == {math.inf: [0] * 5, 2.5: [0, 0, 1, 0, 0]}.get(limit, [1] * 5)
+    last = seq.chunk(21.0, (99,))
+    assert (*delivered, *last.token_ids) == (10, 11, 12, 13, 14, 99)
+    assert seq.chunk(21.0).token_ids == (), "each token once"
+
+
 def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)
     seq.status, seq.next_commit = SequenceStatus.DECODING, 8
-    assert take_tokens([seq], {"r": (7,)}, 20.0, is_launched=False) == ([None], [(None, 0)])
+    assert take_tokens([seq], {"r": (7,)}, 20.0, is_launched=False) == ([], [0], [(None, 0)])
     assert seq.in_flight
 
 

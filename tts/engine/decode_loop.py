@@ -116,7 +116,6 @@ class DecodeLoop:
         self._ready: dict[SpeechStream, None] = {}  # streams with a window to launch
         self._awaiting_first_audio: set[SpeechStream] = set()  # streams without their first audio
         self._has_way = False  # in this turn the model makes way for a first block
-        self._num_tokens = 0  # of one stream since the last turn, at most
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
@@ -200,18 +199,15 @@ class DecodeLoop:
 
     def on_tokens(self, task: StreamTask, chunk: TokenChunk) -> None:
         """Pass generated tokens to a stream, on the engine's thread."""
-        count = len(chunk.token_ids)
-        self._num_tokens = max(self._num_tokens, count)
         try:
             task.on_tokens(chunk)
         except Exception as error:  # else the engine would log it, and the stream would never end
             self._fail(task, error)
 
-    def after_step(self) -> bool:
-        """Run one turn; return whether there may be more work."""
+    def after_step(self, num_tokens: int = 0) -> bool:
+        """Run one turn; return whether there may be more work. `num_tokens`: see `StepHook`."""
         if self._pacer is not None:
-            self._pacer.note_turn(self._clock(), self._num_tokens)
-        self._num_tokens = 0
+            self._pacer.note_turn(self._clock(), num_tokens)
         try:
             dirty = self._dirty
             for task in dict.fromkeys(dirty.popleft() for _ in range(len(dirty))):  # each once

@@ -242,7 +242,7 @@ class LocalEngineClient:
             self._hold_step()
         try:
             sink = partial(self._decode_loop.on_tokens, task)
-            self._engine.submit(request, sink, arrival_s, received=received)
+            self._engine.submit(request, sink, arrival_s, received=received, buffer=task.buffer)
         except BaseException:
             self._decode_loop.remove(task)
             raise

@@ -28,7 +28,7 @@ from decoder import (
     DecodeWindow,
     StreamState,
 )
-from llm import FinishReason, Token, TokenChunk
+from llm import FinishReason, Token, TokenBuffer, TokenChunk
 from tts.engine.client import AudioBlock, SpeechJob
 from tts.engine.queue import StreamQueue
 
@@ -75,6 +75,7 @@ class StreamTask(ABC):
         self.is_paused = False  # its sequence is paused in the engine
         self.is_generating = True  # until the engine's last chunk
         self.is_done = False  # the last item is in the queue
+        self.buffer: TokenBuffer | None = None  # where its tokens wait for others, in the engine
 
     def __repr__(self) -> str:
         states = ("abandoned", "paused", "generating", "done")
@@ -154,6 +155,7 @@ class SpeechStream(StreamTask):
     """
 
     queue: StreamQueue[AudioBlock]
+    buffer: TokenBuffer
 
     def __init__(self, job: SpeechJob, setup: SpeechSetup, queue: StreamQueue[AudioBlock]) -> None:
         super().__init__(job.request.request_id, queue)
@@ -188,6 +190,7 @@ class SpeechStream(StreamTask):
         self._num_missing = self._stream.num_missing / self._codes_per_token
         """Number of tokens that complete the next block."""
         self._new_ids: list[Token] = []  # tokens whose codes were not looked up yet
+        self.buffer = TokenBuffer(self._num_missing)
         # totals of the queued items
         self._num_codes = self._num_samples = 0
         self._carry = self._stream.carry
@@ -209,7 +212,7 @@ class SpeechStream(StreamTask):
         if not has_audio or self._num_missing == math.inf:
             return -math.inf
         ends_s = max(self.plays_until_s, now_s) + self._num_waiting / self._code_rate
-        num_missing = self._num_missing - len(self._new_ids)
+        num_missing = self._num_missing - self._num_new
         return ends_s - LEAD_S - num_missing * self._codes_per_token / self._code_rate / PACE
 
     @property
@@ -232,8 +235,14 @@ class SpeechStream(StreamTask):
             for window in self._push():
                 self._add(window)
                 is_changed = True
+        self.buffer.limit = self._num_missing - len(new_ids)
         if is_changed:
             self.notify(self)
+
+    @property
+    def _num_new(self) -> int:
+        """Number of tokens after those of the newest complete block."""
+        return len(self._new_ids) + len(self.buffer.ids)
 
     @property
     def is_new(self) -> bool:
@@ -248,7 +257,7 @@ class SpeechStream(StreamTask):
     @property
     def nears_first_audio(self) -> bool:
         """See StreamTask."""
-        num_missing = self._num_missing - len(self._new_ids)
+        num_missing = self._num_missing - self._num_new
         return self.is_unheard and not self._num_waiting and num_missing <= 1
 
     def lateness_s(self, token_s: float) -> float:
@@ -344,7 +353,8 @@ class SpeechStream(StreamTask):
 
     def end(self, reason: FinishReason, error: str = "") -> None:
         if not self.is_done:
-            self._end(_ended(self._tokens, reason, error))
+            count = self._tokens.output_tokens + len(self.buffer.ids)
+            self._end(_ended(self._tokens, reason, error)._replace(output_tokens=count))
             self.notify(self)
 
     def _add(self, window: DecodeWindow, *, is_last: bool = False) -> None:

@@ -52,7 +52,7 @@ class CountingHook:
         self.waits = threading.Event()  # the model waits for the hook
         self.live: list[int] = []
 
-    def after_step(self) -> bool:
+    def after_step(self, num_tokens: int, /) -> bool:
         self.calls += 1
         self.threads.add(threading.current_thread().name)
         self.work -= 1
@@ -313,9 +313,9 @@ def test_a_step_follows_when_the_hook_has_done_what_the_model_waited_for(rig: Ri
     rig.hook.waits.set()
     after_step = rig.hook.after_step
 
-    def finish() -> bool:
+    def finish(num_tokens: int, /) -> bool:
         rig.hook.waits.clear()
-        return after_step()
+        return after_step(num_tokens)
 
     rig.hook.after_step = finish  # type: ignore[method-assign]
     assert list(rig.engine.submit(request("a")))[-1].finish_reason is FinishReason.LENGTH

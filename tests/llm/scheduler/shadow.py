@@ -17,7 +17,14 @@ from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow, StepOutput
 from llm.errors import CapacityError
 from llm.kv_cache.manager import KVCacheManager
 from llm.kv_cache.state_slots import FIRST_STATE, state_of
-from llm.request import FinishReason, Request, SamplingParams, TokenChunk, TokenLogprob
+from llm.request import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenBuffer,
+    TokenChunk,
+    TokenLogprob,
+)
 from llm.scheduler import Scheduler, SchedulerLimits
 from llm.sequence import FUTURE_TOKEN
 from llm.sequence import Sequence as LiveSequence
@@ -278,6 +285,7 @@ class Harness:
         )
         self._in_flight: deque[ScheduledBatch] = deque()
         self.requests: dict[str, Request] = {}
+        self.buffer: TokenBuffer | None = None  # of the next request
         self.chunks: dict[str, list[TokenChunk]] = {}
 
     def add(
@@ -303,7 +311,9 @@ class Harness:
 
     def add_request(self, request: Request) -> Request:
         """Queue a request unchanged."""
-        self.scheduler.add(LiveSequence(request, self.now))
+        sequence = LiveSequence(request, self.now)
+        sequence.buffer, self.buffer = self.buffer, None
+        self.scheduler.add(sequence)
         self.requests[request.request_id] = request
         self.chunks[request.request_id] = []
         self.now += self._clock_step

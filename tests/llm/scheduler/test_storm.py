@@ -7,6 +7,7 @@ through the page tables, so that every delivered token is compared with the requ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.batch import ForwardMode, ScheduledBatch
-from llm.request import FinishReason
+from llm.request import FinishReason, TokenBuffer
 from llm.scheduler import SchedulerLimits
 from llm.sequence import FUTURE_TOKEN
 from tests.llm.scheduler.shadow import (
@@ -100,6 +101,8 @@ class Storm:
             options |= {"ignore_eos": True}
         if kind % 5 == 4:  # it reads nothing from the prefix cache, but fills it
             options |= {"echo": True, "top_logprobs": 0}
+        if kind % 3 < 2:
+            self.harness.buffer = TokenBuffer((3, math.inf)[kind % 3])
         self.harness.add(
             f"r{count}",
             prompt,

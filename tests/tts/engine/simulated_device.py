@@ -389,6 +389,7 @@ class Steps:
         self._shape, self._device = shape, device
         self._in_flight: deque[ScheduledBatch] = deque()
         self._num_started = 0
+        self.num_tokens = 0  # of each sequence, in the newest results
 
     @property
     def is_running(self) -> bool:
@@ -400,6 +401,7 @@ class Steps:
 
         None: there was neither.
         """
+        self.num_tokens = 0
         device, batch = self._device, IDLE if waits else self.scheduler.schedule()
         if not (batch.rows or self._in_flight):
             return None
@@ -418,6 +420,7 @@ class Steps:
             device.wait(HOST_ROW_S * len(done.rows) / 2)
             output = StepOutput({row.request_id: (1,) for row in done.rows if row.samples})
             chunks = self.scheduler.commit(done, output)
+            self.num_tokens = int(bool(output.token_ids))
         if batch.rows:
             self._in_flight.append(batch)
             self.scheduler.launched(batch)
@@ -456,7 +459,7 @@ class Simulation:
             for chunk in chunks or ():
                 loop.on_tokens(playing[chunk.request_id].stream, chunk)
             num_windows = sum(renderer.num_windows)
-            loop.after_step()
+            loop.after_step(steps.num_tokens)
             device.wait(HOST_WINDOW_S * (sum(renderer.num_windows) - num_windows))
             for request_id, listener in list(playing.items()):
                 await listener.read(device.now_s + WAY_S, shape.spec.sample_rate)
@@ -495,6 +498,8 @@ class Simulation:
         stream = SpeechStream(SpeechJob(request, shape.streaming), setup, queue)
         queue.on_room = partial(loop.mark_dirty, stream)
         loop.add(stream)
-        scheduler.add(LiveSequence(request, due_s))
+        sequence = LiveSequence(request, due_s)
+        sequence.buffer = stream.buffer
+        scheduler.add(sequence)
         self.listeners.append(Listener(due_s, stream))
         return self.listeners[-1]

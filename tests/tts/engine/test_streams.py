@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder import CodecSpec, DecoderStream, StreamingOptions
+from decoder import CodecSpec, DecoderStream, DecodeWindow, StreamingOptions
 from llm import FinishReason, Request, TokenChunk
 from tests.fakes import OffsetCodes
 from tts.engine.client import SpeechJob
@@ -51,3 +51,59 @@ async def compare(
         task.on_tokens(TokenChunk("a", token_ids, finish_reason=reason, output_tokens=num_tokens))
         assert task.num_ready == len(task.requests()) == count
         assert told or not fired
+
+
+@given(sizes, st.integers(0, 4), st.lists(st.integers(0, 40), min_size=1, max_size=60))
+@settings(max_examples=60)
+def test_tokens_that_wait_for_their_block_make_the_same_one(
+    chunk_sizes: tuple[int, ...], look_ahead: int, token_ids: list[int]
+) -> None:
+    """The engine's side of a buffer against a chunk for each token, also for what is due."""
+    asyncio.run(compare_buffered(chunk_sizes, look_ahead, token_ids))
+
+
+def windows(stream: SpeechStream) -> list[DecodeWindow]:
+    return [request.window for request in stream.requests()]
+
+
+async def compare_buffered(
+    chunk_sizes: tuple[int, ...], look_ahead: int, token_ids: list[int]
+) -> None:
+    options = StreamingOptions(chunk_sizes=chunk_sizes, look_ahead=look_ahead)
+    setup = SpeechSetup(SPEC, OffsetCodes(FIRST_CODE), 1000)
+    job = SpeechJob(Request("a", (1,)), options)
+    single, buffered = (SpeechStream(job, setup, StreamQueue(1000)) for _ in range(2))
+    single.plays_until_s = buffered.plays_until_s = 5.0
+    num_chunks = 0
+    for count, token in enumerate(token_ids, 1):
+        single.on_tokens(TokenChunk("a", (token,), output_tokens=count))
+        buffered.buffer.ids.append(token)
+        is_first = count == 1
+        if is_first or len(buffered.buffer.ids) >= buffered.buffer.limit:
+            chunk = TokenChunk("a", buffered.buffer.take(), output_tokens=count)
+            buffered.on_tokens(chunk)
+            num_chunks += 1
+        assert windows(buffered) == windows(single)
+        assert buffered.due_s(7.0) == single.due_s(7.0)
+        assert buffered.nears_first_audio == single.nears_first_audio
+    if min(token_ids) >= FIRST_CODE:  # each is a code
+        assert num_chunks <= 1 + len(windows(single)), "the first token and each block"
+    for stream, left in ((single, ()), (buffered, buffered.buffer.take())):
+        reason, count = FinishReason.STOP, len(token_ids)
+        stream.on_tokens(TokenChunk("a", left, finish_reason=reason, output_tokens=count))
+    assert windows(buffered) == windows(single)
+    assert repr(buffered) == repr(single)
+
+
+def test_a_stream_that_fails_counts_the_tokens_that_wait() -> None:
+    async def failed() -> int:
+        options = StreamingOptions(chunk_sizes=(5,))
+        job = SpeechJob(Request("a", (1,)), options)
+        setup = SpeechSetup(SPEC, OffsetCodes(FIRST_CODE), 1000)
+        task = SpeechStream(job, setup, StreamQueue(1000))
+        task.on_tokens(TokenChunk("a", (20,), output_tokens=1))
+        task.buffer.ids += (21, 22)
+        task.end(FinishReason.ERROR, "no sound")
+        return (await task.queue.get()).output_tokens
+
+    assert asyncio.run(failed()) == 3
