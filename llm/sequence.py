@@ -244,17 +244,23 @@ class Sequence:
         """
         if self.buffer is not None and self.buffer.ids:
             token_ids = self.buffer.take() + token_ids
-        return TokenChunk(
+        chunk = (  # the fields of `TokenChunk` in order: naming them takes twice as long
             self.request_id,
             token_ids,
             logprobs,
-            prompt_tokens=self.prompt_len,
-            cached_prompt_tokens=self.cached_prompt_tokens,
-            output_tokens=len(self.output_ids),
-            queue_s=self.queue_s,
-            prefill_s=self.prefill_s,
-            total_s=now - self.arrival_s,
+            None,  # finish_reason
+            "",  # error
+            self.prompt_len,
+            self.cached_prompt_tokens,
+            len(self.output_ids),
+            self.queue_s,
+            self.prefill_s,
+            now - self.arrival_s,
+            (),  # prompt_logprobs
+            (),  # embeddings
+            False,  # is_refused
         )
+        return _new(TokenChunk, chunk)
 
     @property
     def _can_stop(self) -> bool:
@@ -372,28 +378,12 @@ def take_tokens(
             sequence.tokens.append(tokens[0])
             outputs.append(tokens[0])
         buffer = sequence.buffer
-        if buffer is not None:
-            buffer.ids.append(tokens[0])
-            if len(buffer.ids) < buffer.limit:
-                continue
-            tokens = buffer.take()
-        chunk = (  # the fields of `TokenChunk` in order, as in `Sequence.chunk`
-            request_id,
-            tokens,
-            (),  # logprobs
-            None,  # finish_reason
-            "",  # error
-            sequence.prompt_len,
-            sequence.cached_prompt_tokens,
-            len(outputs),
-            sequence.queue_s,
-            sequence.prefill_s,
-            now - sequence.arrival_s,
-            (),  # prompt_logprobs
-            (),  # embeddings
-            False,  # is_refused
-        )
-        chunks.append(_new(TokenChunk, chunk))
+        if buffer is None:
+            chunks.append(sequence.chunk(now, tokens))
+            continue
+        buffer.ids.append(tokens[0])
+        if len(buffer.ids) >= buffer.limit:
+            chunks.append(sequence.chunk(now))
     return chunks, left, [*runs, (last_s, run)]
 
 

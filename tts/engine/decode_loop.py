@@ -337,8 +337,8 @@ class DecodeLoop:
     def _due(self, now_s: float) -> list[Item]:
         """Return the batch to launch now, most urgent window first; empty if all should wait.
 
-        Nearly every turn looks at all streams with a window, so it calls no method of most of them;
-        the windows are looked up of those that it chooses.
+        It passes over all streams with a window in nearly every turn, without a call for most of
+        them, and looks up the windows of those that it chooses.
         """
         ready = [
             task
