@@ -188,9 +188,10 @@ class ExtendCall:
         )
         workspaces.give(self.wrapper, ("extend", window, True))
 
-    def plan(self, query_offsets: Tensor, lists: RowLists) -> None:
-        """Plan the call. `query_offsets` [B + 1], pinned like the lists: first query of each row,
-        then the total.
+    def plan(self, query_offsets: Tensor, lists: RowLists, context_lens: Tensor) -> None:
+        """Plan the call; all tensors are pinned. `query_offsets` [B + 1]: first query of each row,
+        then the total. `context_lens` [B]: the library would compute them in memory from which it
+        cannot copy without waiting for the device.
         """
         with self._workspaces.staging(self.wrapper):
             self.wrapper.plan(
@@ -200,6 +201,7 @@ class ExtendCall:
                 lists.last_lens,
                 *self._kernels.sizes,
                 causal=True,
+                seq_lens=context_lens,
                 **self._options,
             )
 
@@ -344,6 +346,75 @@ class DecodeCall:
             head_dim,
             *self._empty,  # only for their types
         )
+
+
+class LayerRuns:
+    """Runs of a planned call, one for each layer.
+
+    The wrapper checks its arguments, and makes from them those of the library's function. They
+    differ between layers in four tensors only, so that the wrapper runs the first layer, and its
+    function the others, which takes the host less time.
+    """
+
+    def __init__(self, wrapper: Any, *, enable_pdl: bool, is_planned_once: bool) -> None:
+        """`is_planned_once`: the wrapper is not planned again for these runs."""
+        self._wrapper = wrapper
+        self._enable_pdl = enable_pdl
+        self._is_recorded = not is_planned_once
+        self._function: Any = None  # None: the wrapper runs every layer
+        self._arguments: list[Any] = []
+        self._places: tuple[int, ...] = ()  # of the four tensors among the arguments
+
+    def run(self, query: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+        """Attend with queries [T, H, D] over a layer's keys and values; write out [T, H, D]."""
+        if self._function is not None:
+            arguments = self._arguments
+            for place, tensor in zip(self._places, (query, *pages, out), strict=True):
+                arguments[place] = tensor
+            self._function(*arguments)
+        elif self._is_recorded:
+            self._wrapper.run(query, pages, out=out, enable_pdl=self._enable_pdl)
+        else:
+            self._is_recorded = True
+            self._record(query, pages, out)
+
+    def _record(self, query: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+        """Run, and keep the arguments of the library's function if there is one call of one."""
+        wrapper = self._wrapper
+        module = wrapper._cached_module
+        wrapper._cached_module = recorder = _Recorder(module)
+        try:
+            wrapper.run(query, pages, out=out, enable_pdl=self._enable_pdl)
+        finally:
+            wrapper._cached_module = module
+        if len(recorder.calls) != 1:
+            return
+        function, arguments = recorder.calls[0]
+        found = [
+            [place for place, argument in enumerate(arguments) if argument is tensor]
+            for tensor in (query, *pages, out)
+        ]
+        if all(len(places) == 1 for places in found):
+            self._function, self._arguments = function, list(arguments)
+            self._places = tuple(places[0] for places in found)
+
+
+class _Recorder:
+    """The library's functions of one kernel; notes their calls."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function of the library that notes its calls."""
+        function = getattr(self._module, name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append((function, arguments))
+            return function(*arguments)
+
+        return call
 
 
 class _Fa2Rows(NamedTuple):

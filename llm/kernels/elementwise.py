@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llm.kernels.launches import Launches, power_above
+
 GATE_BLOCK = 1024
 MANY_ROWS = 512
 
@@ -49,19 +51,18 @@ def normalise(x: Tensor, gain: Tensor, epsilon: float, *, level: int = 0) -> Ten
     num_rows, size = x.shape
     level = level_for(level, num_rows)
     out = x.new_empty(num_rows, size)
-    block = triton.next_power_of_2(size)
-    _norm_kernel[(num_rows,)](
-        x,
-        gain,
-        out,
-        epsilon,
-        SIZE=size,
-        BLOCK=block,
-        LEVEL=level,
+    block = power_above(size)
+    _launch_norm(
+        (num_rows, 1, 1),
+        (x, gain, out, epsilon),
+        (size, block, level),
         num_warps=min(16, max(1, block // 512)),
-        launch_pdl=level > 0,
+        is_early=level > 0,
     )
     return out
+
+
+_launch_norm = Launches(_norm_kernel)
 
 
 @triton.jit
@@ -91,13 +92,14 @@ def gate(gate_up: Tensor, *, level: int = 0) -> Tensor:
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     level = level_for(level, num_rows)
     out = gate_up.new_empty(num_rows, size)
-    _gate_kernel[(num_rows, triton.cdiv(size, GATE_BLOCK))](
-        gate_up,
-        out,
-        SIZE=size,
-        BLOCK=GATE_BLOCK,
-        LEVEL=level,
+    _launch_gate(
+        (num_rows, -(-size // GATE_BLOCK), 1),
+        (gate_up, out),
+        (size, GATE_BLOCK, level),
         num_warps=4,
-        launch_pdl=level > 0,
+        is_early=level > 0,
     )
     return out
+
+
+_launch_gate = Launches(_gate_kernel)

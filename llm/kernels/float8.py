@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.kernels.elementwise import GATE_BLOCK, level_for
+from llm.kernels.launches import Launches, power_above
 from llm.kernels.rounding import FLOAT8, Float8Rows, ScaledProduct
 from llm.kernels.tiles import row_factors
 
@@ -98,7 +99,7 @@ def _launch(
     *,
     level: int,
     gain: Tensor | None = None,
-    epsilon: float = 0,
+    epsilon: float = 0.0,
     added: ScaledProduct | None = None,
 ) -> Float8Rows:
     scaled = x if added is None else added
@@ -108,25 +109,26 @@ def _launch(
     level = level_for(level, num_rows)
     values = x.new_empty(num_rows, size, dtype=FLOAT8)
     scales = x.new_empty(num_rows, dtype=torch.float32)
-    block = triton.next_power_of_2(size)
-    _quantize_kernel[(num_rows,)](
-        x,
-        x if added is None else added.values,
-        (x, x) if factors is None else factors,
-        x if gain is None else gain,
-        values,
-        scales,
-        epsilon,
-        SIZE=size,
-        BLOCK=block,
-        BEFORE=before,
-        ADDS=added is not None,
-        IS_SCALED=factors is not None,
-        LEVEL=level,
+    block = power_above(size)
+    _launch_quantize(
+        (num_rows, 1, 1),
+        (
+            x,
+            x if added is None else added.values,
+            (x, x) if factors is None else factors,
+            x if gain is None else gain,
+            values,
+            scales,
+            epsilon,
+        ),
+        (size, block, before, added is not None, factors is not None, level),
         num_warps=min(16, max(1, block // 512)),
-        launch_pdl=level > 0,
+        is_early=level > 0,
     )
     return Float8Rows(values, scales)
+
+
+_launch_quantize = Launches(_quantize_kernel)
 
 
 def quantize(x: Tensor, *, level: int = 0) -> Float8Rows:
@@ -181,6 +183,13 @@ def add_scaled(x: Tensor, added: ScaledProduct, *, level: int = 0) -> None:
     """Add a product [T, N] to x."""
     num_rows, size = x.shape
     level = level_for(level, num_rows)
-    _add_kernel[(num_rows, triton.cdiv(size, GATE_BLOCK))](
-        x, *added, SIZE=size, BLOCK=GATE_BLOCK, LEVEL=level, num_warps=4, launch_pdl=level > 0
+    _launch_add(
+        (num_rows, -(-size // GATE_BLOCK), 1),
+        (x, *added),
+        (size, GATE_BLOCK, level),
+        num_warps=4,
+        is_early=level > 0,
     )
+
+
+_launch_add = Launches(_add_kernel)

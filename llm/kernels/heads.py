@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llm.batch import KVSlots
 from llm.kernels.elementwise import level_for
+from llm.kernels.launches import Launches, power_above
 
 BLOCK_VALUES = 1024  # values per program
 
@@ -131,26 +132,35 @@ def rotate_heads(
     """
     num_tokens, all_heads, size = projected.shape
     level = level_for(level, num_tokens)
-    block = triton.next_power_of_2(size)
-    block_heads = max(1, min(triton.next_power_of_2(all_heads), BLOCK_VALUES // block))
+    block = power_above(size)
+    block_heads = max(1, min(power_above(all_heads), BLOCK_VALUES // block))
     angles = torch.view_as_real(rotations)
-    _heads_kernel[(num_tokens, triton.cdiv(all_heads, block_heads))](
-        projected,
-        angles,
-        angles if gain is None else gain,
-        (angles, angles) if scales is None else scales,
-        () if target is None else pages_of(target),
-        epsilon,
-        HEADS=num_heads,
-        KV_HEADS=(all_heads - num_heads) // 2,
-        SIZE=size,
-        BLOCK=block,
-        BLOCK_HEADS=block_heads,
-        PAGE=1 if target is None else target.keys.shape[1],
-        HAS_GAIN=gain is not None,
-        STORES=target is not None,
-        IS_SCALED=scales is not None,
-        LEVEL=level,
-        num_warps=4,
-        launch_pdl=level > 0,
+    constants = (
+        num_heads,
+        (all_heads - num_heads) // 2,
+        size,
+        block,
+        block_heads,
+        1 if target is None else target.keys.shape[1],
+        gain is not None,
+        target is not None,
+        scales is not None,
+        level,
     )
+    _launch_heads(
+        (num_tokens, -(-all_heads // block_heads), 1),
+        (
+            projected,
+            angles,
+            angles if gain is None else gain,
+            (angles, angles) if scales is None else scales,
+            () if target is None else pages_of(target),
+            epsilon,
+        ),
+        constants,
+        num_warps=4,
+        is_early=level > 0,
+    )
+
+
+_launch_heads = Launches(_heads_kernel)

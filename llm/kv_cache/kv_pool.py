@@ -87,6 +87,7 @@ class KVPool:
         # torch can move and select float8 values, but supports few other operations on them.
         self._cells = [s.view(torch.uint8) if dtype.itemsize == 1 else s for s in self.storage]
         self.kernels_take_float8 = dtype is torch.float8_e4m3fn and _has_float8(self.device)
+        self._views = [self._paged(layer).split(num_kv_heads, dim=2) for layer in self.storage]
 
     def _allocate(self, is_shared: bool) -> list[Tensor]:
         """Return the memory of each layer."""
@@ -131,11 +132,11 @@ class KVPool:
 
     def keys(self, layer: int) -> Tensor:
         """Return a view [P, page_size, Hkv, D]."""
-        return self._paged(self.storage[layer][: self.num_kv_heads])
+        return self._views[layer][0]
 
     def values(self, layer: int) -> Tensor:
         """Return a view [P, page_size, Hkv, D]."""
-        return self._paged(self.storage[layer][self.num_kv_heads :])
+        return self._views[layer][1]
 
     def read_pages(self, pages: Tensor) -> Tensor:
         """Return a copy [L, 2 × Hkv, n, page_size, D] of whole `pages` [n], as `cell_dtype`."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from llm.kernels.tuning import EARLY_BYTES, MAX_SPLIT_ROWS, split_tiles
-from tests.llm.kernels.test_together import Driver
+from tests.llm.kernels.triton_driver import Driver
 
 pytest.importorskip("triton")
 

@@ -13,49 +13,9 @@ import torch
 from torch import Tensor
 
 from llm.kernels.together import compile_together
+from tests.llm.kernels.triton_driver import Driver, Launcher
 
 WIDTH = 64
-
-
-class Launcher:
-    """Counts launches."""
-
-    count = 0
-
-    def __init__(self, *_: Any) -> None:
-        return
-
-    def __call__(self, *_: Any) -> None:
-        Launcher.count += 1
-
-
-class Driver:
-    """A driver of Triton without a device."""
-
-    launcher_cls = Launcher
-
-    class utils:  # noqa: N801 - Triton's name
-        @staticmethod
-        def load_binary(*_: Any) -> tuple[None, None, int, int, int]:
-            return None, None, 0, 0, 1024
-
-        @staticmethod
-        def get_device_properties(_: int) -> dict[str, int]:
-            return {"max_shared_mem": 232_448}
-
-    @staticmethod
-    def get_current_device() -> int:
-        return 0
-
-    @staticmethod
-    def get_current_stream(_: int) -> int:
-        return 0
-
-    @staticmethod
-    def get_current_target() -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
 
 @pytest.fixture
