@@ -26,12 +26,17 @@ def keyed_noise(seed: int, stream: int, first: Tensor, count: int) -> Tensor:
     `first` is int64 [B, 1] and may be negative; `stream` separates the numbers of different layers.
     Runs on the device of `first` without waiting.
     """
-    key = _signed(_mixed((seed * 0x100 + stream) % _WORD))
+    key = noise_key(seed, stream)
     index = first + torch.arange(count, device=first.device)
     bits = _mix(_mix(index + key) ^ key)
     high, low = _shifted(bits, 32), bits & (_HALF_WORD - 1)
     radius = ((high.double() + 0.5) / _HALF_WORD).log_().mul_(-2).sqrt_()
     return radius.mul_((low.double() * (2 * math.pi / _HALF_WORD)).cos_()).float()
+
+
+def noise_key(seed: int, stream: int) -> int:
+    """Return the signed key of a stream of numbers."""
+    return _signed(_mixed((seed * 0x100 + stream) % _WORD))
 
 
 def _mix(words: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from decoder.codecs.common import (
 from decoder.codecs.snake.decoder import SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.encoder import SnakeClipEncoder, SnakeEncoderConfig
 from decoder.codecs.snake.names import snac_encoder_names, snac_names
-from decoder.keyed_noise import keyed_noise
+from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.registry import CodecSource
 from decoder.streaming import crossfade_samples
 from decoder.window_inputs import PaddedNetwork, PaddedRows
@@ -93,7 +93,12 @@ class SnacDecoder(PaddedNetwork):
         """Return float32 [B, 1, count] for windows that begin at these frames [B, 1]."""
         config = self._network.config
         rate = config.stage_rates[stage] * config.latents_per_frame
-        return keyed_noise(self._seed, stage, frames * rate + first, count)[:, None]
+        start = frames * rate + first
+        if not start.is_cuda:
+            return keyed_noise(self._seed, stage, start, count)[:, None]
+        from decoder.kernels.noise import noise_of
+
+        return noise_of(noise_key(self._seed, stage), start, count)[:, None]
 
 
 def snac_config(values: Mapping[str, Any]) -> SnakeConfig:

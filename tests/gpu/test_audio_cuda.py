@@ -29,7 +29,7 @@ from decoder import (
 from decoder.base import DecoderOptions, TailSlot
 from decoder.cuda.graphs import CapturedDecoder
 from decoder.cuda.padded_graphs import PaddedGraphs
-from decoder.keyed_noise import keyed_noise
+from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import crossfade_samples
 from decoder.window_inputs import PaddedNetwork
 from tests.decoder.small_codecs import (
@@ -297,3 +297,7 @@ def test_noise_is_that_of_the_cpu() -> None:
     first = torch.tensor([[0], [-5000], [10**9]])
     cpu, cuda = keyed_noise(3, 1, first, 1000), keyed_noise(3, 1, first.cuda(), 1000).cpu()
     torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6)
+    from decoder.kernels.noise import noise_of
+
+    by_kernel = noise_of(noise_key(3, 1), first.cuda(), 1000).cpu()
+    torch.testing.assert_close(by_kernel, cuda, rtol=1e-6, atol=1e-6)

@@ -17,8 +17,10 @@ from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
 from decoder.codecs.snake.decoder import ResidualUnit, Snake
 from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
 from decoder.kernels.finish import finish, keep_tails
+from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
 from decoder.kernels.snake import depthwise_unit, pack_unit, scaled_snake, snake
+from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
 from decoder.window_inputs import Span
 from tests.llm.kernels.triton_interpreter import repair_interpreter
@@ -87,6 +89,16 @@ def test_norms(length: int, is_padded: bool) -> None:
     for form in (x, x.contiguous()):
         expected = normed_silu(norm, x, None) if own is None else normed_silu_plain(norm, x, own)
         torch.testing.assert_close(group_norm_silu(norm, form, own), expected)
+
+
+@pytest.mark.parametrize(("seed", "stream"), [(0, 0), (12345, 3), (2**63, 1)])
+@pytest.mark.parametrize("count", [1, 300])
+def test_noise(seed: int, stream: int, count: int) -> None:
+    """Indices on both sides of 0, in lines of a larger tensor."""
+    first = torch.tensor([[0, 7], [-2, 7], [10**12, 7]])[:, :1]
+    got = noise_of(noise_key(seed, stream), first, count)
+    expected = keyed_noise(seed, stream, first, count)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(("size", "fade"), [(5, 4), (1500, 480), (3000, 1200)])
