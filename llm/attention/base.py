@@ -111,6 +111,7 @@ class AttentionOptions:
     # launch level of the built-in kernels for rows of one query, see `KernelSet`; None: not used
     decode_level: int | None = None
     batch_invariant: bool = False  # the order of sums of a row does not depend on the other rows
+    max_rows: int = 1024  # of a captured forward, at most
 
 
 class AttentionBackend(ABC, Generic[PlanT]):

@@ -38,7 +38,7 @@ from llm.attention.flashinfer_kernels import (
 )
 from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists, list_words, write_page_lists
-from llm.attention.workspaces import NUM_STAGINGS, Workspaces
+from llm.attention.workspaces import NUM_STAGINGS, Workspaces, WorkspaceSizes
 from llm.batch import ForwardBatch
 from llm.kv_cache.kv_pool import KVPool
 from llm.memory.staging import Section, StagedMemory, section_bytes
@@ -104,7 +104,11 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     def __init__(self, pool: KVPool, options: AttentionOptions) -> None:
         """Raise `ConfigError` when there are no kernels for the pool."""
         super().__init__(pool, options)
-        self._parts = (Kernels.of(pool, options), Workspaces(pool.device))
+        kernels = Kernels.of(pool, options)
+        groups = options.num_heads // pool.num_kv_heads
+        heads = (pool.num_kv_heads, groups, pool.head_dim)
+        sizes = WorkspaceSizes(options.max_rows, *heads, kernels.num_processors)
+        self._parts = (kernels, Workspaces(pool.device, sizes.float_bytes))
         self._pages = [(pool.keys(n), pool.values(n)) for n in range(pool.num_layers)]
         windows = dict.fromkeys(self.windows)
         self._decodes = {window: DecodeCall(*self._parts, window) for window in windows}

@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from llm.attention.base import AttentionOptions
 from llm.attention.few_rows import FEW_ROWS, capped, keep
 from llm.attention.page_lists import PageLists
+from llm.attention.workspaces import MAX_SPLITS
 from llm.kv_cache.kv_pool import KVPool
 
 GROUP = 16  # queries of a program: one tile of a matrix unit
@@ -30,7 +31,6 @@ BLOCK = 64  # keys of a step
 STAGES = 3  # steps whose keys are being read
 NUM_WARPS = 4
 SPLIT_KEYS = 512  # of a split, at least
-MAX_SPLITS = 8
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CONVERT = """{{
 .reg .b32 both;

@@ -11,7 +11,7 @@ import torch
 
 from llm.attention import gathered, sdpa
 from llm.attention.base import AttentionBackend, AttentionLoad, AttentionOptions
-from llm.attention.workspaces import workspace_bytes
+from llm.attention.workspaces import WorkspaceSizes, count_processors, workspace_bytes
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
@@ -54,7 +54,9 @@ def attention_bytes(name: str, device: torch.device, load: AttentionLoad) -> int
     if name == AUTO:
         name = "sdpa" if device.type == "cpu" or not load.num_layers else _gpu_backend()
     if name == "flashinfer":
-        return workspace_bytes(load.windows)
+        heads = (load.num_kv_heads, load.num_groups, load.head_dim)
+        sizes = WorkspaceSizes(load.num_rows, *heads, count_processors(device))
+        return workspace_bytes(sizes, load.windows)
     estimates = {"sdpa": sdpa.scratch_bytes, "gathered": gathered.scratch_bytes}
     return estimates[name](load) if name in estimates else 0
 

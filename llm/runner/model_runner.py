@@ -288,6 +288,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             enable_pdl=self.session.pdl_level > 0,
             batch_invariant=self.model_config.batch_invariant,
             decode_level=self.session.pdl_level if attends else None,
+            max_rows=self.max_running_requests,
         )
         self.attn_backend = create_attention_backend(
             self.model_config.attention_backend, self.token_to_kv_pool, options

@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.engine_load import release_memory
 from benchmarks.shapes import LLAMA_1B
-from llm.attention.workspaces import workspace_bytes
 from llm.runner.model_runner import ModelRunner
 from tests.gpu.flashinfer_runner import initialized
 from tests.llm.llama_checkpoints import batch, random_ids, row
@@ -70,5 +69,5 @@ def test_the_attention_backend_takes_what_was_planned_for_it(tmp_path: Path) -> 
     torch.cuda.synchronize()
     release_memory()
     taken = torch.cuda.memory_allocated() - before
-    planned = workspace_bytes([None])
+    planned = runner.attention_bytes(runner.max_running_requests)
     assert 0 < taken <= planned, f"{taken / 2**20:.1f} MiB of {planned / 2**20:.1f} MiB"

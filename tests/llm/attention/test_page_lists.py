@@ -11,7 +11,12 @@ from llm.attention.base import AttentionLoad
 from llm.attention.gathered import GATHERED_BYTES, MASKED_PAIRS
 from llm.attention.page_lists import PageLists, RowLists
 from llm.attention.registry import attention_bytes
-from llm.attention.workspaces import FLOAT_WORKSPACE_BYTES, workspace_bytes
+from llm.attention.workspaces import (
+    MAX_FLOAT_BYTES,
+    WorkspaceSizes,
+    count_processors,
+    workspace_bytes,
+)
 from tests.llm.attention.attention_rows import Row, forward_batch
 
 
@@ -61,12 +66,22 @@ LOAD = AttentionLoad(
 
 def test_workspaces_of_kernels_are_known_beforehand() -> None:
     """On a GPU, for each window of the layers."""
-    one = attention_bytes("flashinfer", torch.device("cuda"), LOAD)
-    assert one == workspace_bytes((None, None)) > FLOAT_WORKSPACE_BYTES
-    two = attention_bytes(
-        "flashinfer", torch.device("cuda"), replace(LOAD, windows=(None, 7, None, 7))
-    )
-    assert two - FLOAT_WORKSPACE_BYTES == 2 * (one - FLOAT_WORKSPACE_BYTES)
+    cuda = torch.device("cuda")
+    sizes = WorkspaceSizes(8, 2, 4, 16, count_processors(cuda))
+    one = attention_bytes("flashinfer", cuda, LOAD)
+    assert one == workspace_bytes(sizes, (None, None)) > sizes.float_bytes
+    two = attention_bytes("flashinfer", cuda, replace(LOAD, windows=(None, 7, None, 7)))
+    assert two - sizes.float_bytes == 2 * (one - sizes.float_bytes)
+
+
+def test_partial_results_have_no_more_room_than_they_need() -> None:
+    """Two tiles of a processor, or all splits of all rows; and never more than the limit."""
+    llasa = WorkspaceSizes(256, 8, 4, 64, 132)
+    of_row = 8 * 4 * 16 * 66 * 4  # KV heads, queries, splits, values with maximum and sum, bytes
+    assert llasa.float_bytes == 264 * 128 * 4 * 66 * 4 > 256 * of_row
+    assert llasa._replace(num_rows=512).float_bytes == 512 * of_row
+    assert llasa._replace(num_rows=512, num_groups=3).float_bytes == 512 * of_row
+    assert llasa._replace(num_rows=1024).float_bytes == MAX_FLOAT_BYTES
 
 
 def test_scratch_of_torch_s_attention_is_planned() -> None:
