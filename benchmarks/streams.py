@@ -96,16 +96,20 @@ class Row:
     request_id: str
     sink: Sink
     max_codes: int
+    buffer: TokenBuffer
     num_codes: int = 0
 
-    def step(self) -> TokenChunk:
-        """Return the next code."""
+    def step(self) -> TokenChunk | None:
+        """Generate the next code; return those that wait no longer."""
         self.num_codes += 1
-        code = (37 * self.num_codes + self.max_codes) % CODEBOOK
+        self.buffer.ids.append((37 * self.num_codes + self.max_codes) % CODEBOOK)
         reason = FinishReason.LENGTH if self.num_codes == self.max_codes else None
+        waits = 1 < self.num_codes < self.max_codes and len(self.buffer.ids) < self.buffer.limit
+        if waits:
+            return None
         return TokenChunk(
             self.request_id,
-            (code,),
+            self.buffer.take(),
             (),
             reason,
             prompt_tokens=PROMPT_LEN,
@@ -149,7 +153,8 @@ class StubEngine:
         buffer: TokenBuffer | None = None,
     ) -> None:
         with self._lock:
-            row = Row(request.request_id, sink, request.sampling.max_tokens or 1)
+            codes = TokenBuffer() if buffer is None else buffer
+            row = Row(request.request_id, sink, request.sampling.max_tokens or 1, codes)
             self._rows[request.request_id] = row
 
     def cancel(self, request_id: str) -> None:
@@ -178,7 +183,7 @@ class StubEngine:
         assert self._hook is not None
         next_s = time.monotonic()
         while not self._is_stopping:
-            chunks = self._chunks()
+            chunks, num_codes = self._chunks()
             began_ns = time.thread_time_ns()
             for sink, chunk in chunks:
                 sink(chunk)
@@ -187,7 +192,7 @@ class StubEngine:
             ended_ns, former = time.thread_time_ns(), self.totals
             next_s += STEP_S
             self.totals = Totals(
-                former.num_codes + len(chunks),
+                former.num_codes + num_codes,
                 former.take_ns + taken_ns - began_ns,
                 former.turn_ns + ended_ns - taken_ns,
                 ended_ns,
@@ -196,18 +201,19 @@ class StubEngine:
             time.sleep(max(0.0, next_s - time.monotonic()))
         self._hook.on_stop()
 
-    def _chunks(self) -> list[tuple[Sink, TokenChunk]]:
-        """Return the chunks of one step."""
+    def _chunks(self) -> tuple[list[tuple[Sink, TokenChunk]], int]:
+        """Return the chunks of one step, and the number of its codes."""
         with self._lock:
             ending, self._cancelled = self._cancelled, set()
             rows = list(self._rows.values())
-        chunks = [(row.sink, row.step()) for row in rows if row.request_id not in self._paused]
+        running = [row for row in rows if row.request_id not in self._paused]
+        chunks = [(row.sink, chunk) for row in running if (chunk := row.step()) is not None]
         gone = [self._rows[request_id] for request_id in ending & self._rows.keys()]
         chunks += [(row.sink, _cancelled(row)) for row in gone]
         for _, chunk in chunks:
             if chunk.finish_reason is not None:
                 self._rows.pop(chunk.request_id, None)
-        return chunks
+        return chunks, len(running)
 
 
 def _cancelled(row: Row) -> TokenChunk:
