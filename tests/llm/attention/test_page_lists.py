@@ -77,11 +77,11 @@ def test_workspaces_of_kernels_are_known_beforehand() -> None:
 def test_partial_results_have_no_more_room_than_they_need() -> None:
     """Two tiles of a processor, or all splits of all rows; and never more than the limit."""
     llasa = WorkspaceSizes(256, 8, 4, 64, 132)
-    of_row = 8 * 4 * 16 * 66 * 4  # KV heads, queries, splits, values with maximum and sum, bytes
-    assert llasa.float_bytes == 264 * 128 * 4 * 66 * 4 > 256 * of_row
-    assert llasa._replace(num_rows=512).float_bytes == 512 * of_row
-    assert llasa._replace(num_rows=512, num_groups=3).float_bytes == 512 * of_row
-    assert llasa._replace(num_rows=1024).float_bytes == MAX_FLOAT_BYTES
+    of_row = 8 * 4 * 8 * 66 * 4  # KV heads, queries, splits, values with maximum and sum, bytes
+    assert llasa.float_bytes == 264 * 128 * 4 * 66 * 4 > 512 * of_row
+    assert llasa._replace(num_rows=1024).float_bytes == 1024 * of_row
+    assert llasa._replace(num_rows=1024, num_groups=3).float_bytes == 1024 * of_row
+    assert llasa._replace(num_rows=2048).float_bytes == MAX_FLOAT_BYTES
 
 
 def test_scratch_of_torch_s_attention_is_planned() -> None:
