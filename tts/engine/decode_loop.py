@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Container, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Protocol, TypeAlias
 
 from decoder import AudioDecoder, DecodeRequest, DecodeResult, Renderer, StreamingOptions
@@ -401,14 +402,13 @@ class DecodeLoop:
         keys: set[Hashable] = set()
         # The next window of each stream; the count decides between equal times, by arrival. The
         # windows of a stream are looked up when it is its turn.
-        heads: list[tuple[float, int, SpeechStream, list[DecodeRequest]]] = [
-            (time_s, count, task, [])
-            for count, (task, time_s) in enumerate(zip(ready, underruns_s, strict=True))
-            if time_s < limit_s
-        ]
+        no_windows: tuple[DecodeRequest, ...] = ()
+        heads = list(zip(underruns_s, count(), ready, repeat(no_windows), strict=False))
+        if limit_s < math.inf:
+            heads = [head for head in heads if head[0] < limit_s]
         heapq.heapify(heads)
         while heads and len(chosen) < self._max_batch:
-            time_s, count, task, left = heapq.heappop(heads)
+            time_s, order, task, left = heapq.heappop(heads)
             request, *rest = left or task.requests(self._most_of_stream)
             key = self._decoder.batch_key(request.window)
             if keys and key not in keys and time_s >= urgent_s:
@@ -418,7 +418,7 @@ class DecodeLoop:
             if rest:
                 time_s = max(time_s, now_s) + task.duration_s(request)
                 if time_s < limit_s:
-                    heapq.heappush(heads, (time_s, count, task, rest))
+                    heapq.heappush(heads, (time_s, order, task, tuple(rest)))
         return chosen
 
     def _launch(self, batch: Sequence[Item]) -> None:
