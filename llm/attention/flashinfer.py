@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from llm.attention.flashinfer_kernels import (
     DecodeCall,
     ExtendCall,
     Kernels,
-    LayerRuns,
 )
 from llm.attention.many_rows import ManyRowsDecode
 from llm.attention.page_lists import PageLists, list_words, write_page_lists
@@ -44,12 +43,13 @@ from llm.kv_cache.kv_pool import KVPool
 from llm.memory.staging import Section, StagedMemory, section_bytes
 
 
-class PlannedCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
     """One call for the tokens [first, last)."""
 
     first: int
     last: int
-    runs: dict[int | None, LayerRuns]  # by the layers' windows
+    wrappers: dict[int | None, Any]  # FlashInfer's wrappers, planned, by the layers' windows
 
     @classmethod
     def of(
@@ -57,16 +57,9 @@ class PlannedCall(NamedTuple):
         first: int,
         last: int,
         calls: Mapping[int | None, DecodeCall | ExtendCall | CapturedExtendCall],
-        *,
-        enable_pdl: bool,
-        is_captured: bool = False,
     ) -> PlannedCall:
-        """Create from calls that have been planned; captured ones are planned again."""
-        runs = {
-            window: LayerRuns(call.wrapper, enable_pdl=enable_pdl, is_planned_once=not is_captured)
-            for window, call in calls.items()
-        }
-        return cls(first, last, runs)
+        """Create from calls that have been planned."""
+        return cls(first, last, {window: call.wrapper for window, call in calls.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +121,19 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
     def plan(self, batch: ForwardBatch) -> FlashInferPlan:
         """See `AttentionBackend.plan`."""
         calls = []
-        fed, decoding, early = batch.query_lens, batch.num_singles, self.options.enable_pdl
+        fed, decoding = batch.query_lens, batch.num_singles
         if decoding:
             lists = PageLists.of(batch, 0, decoding).pinned().all_rows
             for decode in self._decodes.values():
                 decode.plan(lists)
-            calls.append(PlannedCall.of(0, decoding, self._decodes, enable_pdl=early))
+            calls.append(PlannedCall.of(0, decoding, self._decodes))
         if decoding < len(fed):
             lists = PageLists.of(batch, decoding, len(fed)).pinned().all_rows
             offsets = _pinned([0, *accumulate(fed[decoding:])])
             context_lens = _pinned(batch.context_lens[decoding:])
             for extend in self._extends.values():
                 extend.plan(offsets, lists, context_lens)
-            calls.append(PlannedCall.of(decoding, sum(fed), self._extends, enable_pdl=early))
+            calls.append(PlannedCall.of(decoding, sum(fed), self._extends))
         return FlashInferPlan(batch.slot_mapping, tuple(calls))
 
     def forward(self, plan: FlashInferPlan, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
@@ -165,12 +158,13 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             last = captured.shape.num_singles
             window = self.windows[layer]
             captured.many_rows.attend(layer, query[:last], window, out[:last])
-        pages, window = self._pages[layer], self.windows[layer]
-        for first, last, runs in plan.calls:
-            if last - first == len(query):
-                runs[window].run(query, pages, out)
-            else:
-                runs[window].run(query[first:last], pages, out[first:last])
+        for call in plan.calls:
+            call.wrappers[self.windows[layer]].run(
+                query[call.first : call.last],
+                self._pages[layer],
+                out=out[call.first : call.last],
+                enable_pdl=self.options.enable_pdl,
+            )
         return out.flatten(1)
 
     def table_words(self, shape: CapturedShape, max_context: int) -> int:
@@ -182,7 +176,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
         self, shape: CapturedShape, max_context: int, memory: PlanMemory | None = None
     ) -> FlashInferPlan:
         """See `AttentionBackend.capture_plan`."""
-        last, num_rows, early = shape.num_singles, shape.num_rows, self.options.enable_pdl
+        last, num_rows = shape.num_singles, shape.num_rows
         captured, slots = self._in_place(shape, max_context, memory)
         padding = PageLists.padding(num_rows).pinned()
         if self._has_own_kernels and not shape.num_prompts and last <= FEW_ROWS:
@@ -200,7 +194,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             decodes = {window: DecodeCall(*self._parts, window, buffers) for window in windows}
             for decode in decodes.values():
                 decode.plan(padding.rows(0, last))
-            calls.append(PlannedCall.of(0, last, decodes, enable_pdl=early, is_captured=True))
+            calls.append(PlannedCall.of(0, last, decodes))
         if shape.num_prompts:
             buffers, count = captured.lists.rows(last, num_rows), shape.num_prompt_tokens
             extends = {
@@ -211,9 +205,7 @@ class FlashInferBackend(AttentionBackend[FlashInferPlan]):
             }
             for extend in extends.values():
                 extend.plan(padding.rows(last, num_rows))
-            calls.append(
-                PlannedCall.of(last, shape.num_tokens, extends, enable_pdl=early, is_captured=True)
-            )
+            calls.append(PlannedCall.of(last, shape.num_tokens, extends))
         found = replace(
             captured,
             decodes=tuple(decodes.values()),

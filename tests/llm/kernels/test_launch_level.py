@@ -30,31 +30,15 @@ NAMES = {
 }
 
 
-class Library:
-    """Functions of one kernel: copies queries to results, and records its other arguments."""
+class Wrapper:
+    """Records its arguments."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[Any, ...]] = []
-
-    def paged_run(self, query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> None:
-        out, *others = rest
-        out.copy_(query)
-        self.runs.append((keys, values, *others))
-
-
-class Wrapper:
-    """Records its arguments, and calls a function of the library."""
-
-    def __init__(self, *, converts: bool = False) -> None:
-        """`converts`: the function gets another tensor of the queries."""
         self.runs: list[dict[str, Any]] = []
-        self.converts = converts
-        self._cached_module: Any = Library()
 
     def run(self, query: Tensor, pages: tuple[Tensor, Tensor], **options: Any) -> None:
+        options["out"].copy_(query)
         self.runs.append(options)
-        query = query.clone() if self.converts else query
-        self._cached_module.paged_run(query, *pages, options["out"], options["enable_pdl"])
 
 
 @pytest.fixture
@@ -93,45 +77,16 @@ def test_every_call_of_flashinfer_gets_the_level(flashinfer: Any, enable_pdl: bo
     )
     backend = OnTheHost(pool, AttentionOptions(4, torch.float32, enable_pdl=enable_pdl))
     rows, prompts = Wrapper(), Wrapper()
-    calls = [
-        flashinfer.LayerRuns(wrapper, enable_pdl=enable_pdl, is_planned_once=False)
-        for wrapper in (rows, prompts)
-    ]
-    plan = flashinfer.FlashInferPlan(
-        torch.arange(5),
-        (
-            flashinfer.PlannedCall(0, 2, {None: calls[0]}),
-            flashinfer.PlannedCall(2, 5, {None: calls[1]}),
-        ),
+    calls = (
+        flashinfer.PlannedCall(0, 2, {None: rows}),
+        flashinfer.PlannedCall(2, 5, {None: prompts}),
     )
     query = torch.randn(5, 4, 8)
     for layer in range(2):
-        found = backend.attend(plan, layer, query)
+        found = backend.attend(flashinfer.FlashInferPlan(torch.arange(5), calls), layer, query)
         assert torch.equal(found, query.flatten(1))
     told = [run["enable_pdl"] for wrapper in (rows, prompts) for run in wrapper.runs]
     assert told == [enable_pdl] * 4
-
-
-@pytest.mark.parametrize("converts", [False, True])
-@pytest.mark.parametrize("is_planned_once", [False, True])
-def test_a_wrapper_of_flashinfer_checks_the_first_layer_of_a_plan(
-    flashinfer: Any, is_planned_once: bool, converts: bool
-) -> None:
-    """The other layers are those of its function, if that gets the tensors themselves."""
-    wrapper = Wrapper(converts=converts)
-    library = wrapper._cached_module
-    runs = flashinfer.LayerRuns(wrapper, enable_pdl=True, is_planned_once=is_planned_once)
-    layers = [tuple(torch.randn(4, 2, 8) for _ in range(4)) for _ in range(3)]
-    for query, keys, values, out in layers:
-        runs.run(query, (keys, values), out)
-        assert torch.equal(out, query)
-    assert wrapper._cached_module is library
-    assert len(wrapper.runs) == (1 if is_planned_once and not converts else 3)
-    assert len(library.runs) == 3
-    for (_, keys, values, _), run in zip(layers, library.runs, strict=True):
-        assert run[0] is keys
-        assert run[1] is values
-        assert run[2:] == (True,)
 
 
 @pytest.mark.parametrize(("level", "enable_pdl"), [(0, False), (1, True), (2, True)])
