@@ -10,7 +10,7 @@ class Blocks:
     """A program multiplies tiles of `block_out` outputs, with all inputs in chunks of `block_in`.
 
     `programs` share the tiles in turn; 0: one program per tile. `in_half`: products of float8 are
-    added by chunks in float16.
+    added by chunks in float16. A thread has `registers` at most; None: as many as it takes.
     """
 
     block_out: int
@@ -18,6 +18,7 @@ class Blocks:
     num_warps: int
     programs: int = 0
     in_half: bool = False
+    registers: int | None = None
 
     def grid(self, num_out: int) -> int:
         """Return the number of programs."""

@@ -118,6 +118,7 @@ def launch_few_rows(
         IN_HALF=blocks.in_half,
         LEVEL=level,
         num_warps=blocks.num_warps,
+        maxnreg=blocks.registers,
         launch_pdl=level > 0,
     )
 

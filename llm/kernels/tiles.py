@@ -17,6 +17,23 @@ import math
 import triton
 import triton.language as tl
 
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+ROUND_PAIR = tl.constexpr("""{
+    .reg .b16 rounded;
+    cvt.rn.satfinite.e4m3x2.f32 rounded, $2, $1;
+    cvt.rn.f16x2.e4m3x2 $0, rounded;
+}""")
+ROUND_SCALED_PAIR = tl.constexpr("""{
+    .reg .b16 rounded;
+    .reg .f32 first, second;
+    shl.b32 first, $1, 16;
+    and.b32 second, $1, 0xffff0000;
+    mul.f32 first, first, $2;
+    mul.f32 second, second, $3;
+    cvt.rn.satfinite.e4m3x2.f32 rounded, second, first;
+    cvt.rn.f16x2.e4m3x2 $0, rounded;
+}""")  # of bfloat16
+
 
 @triton.constexpr_function
 def _room_for(num_products: int) -> float:
@@ -70,13 +87,23 @@ def load_tiles(
 
 
 @triton.jit
-def load_row(x: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, BLOCK_IN: tl.constexpr) -> tl.tuple:
-    """Load float32 chunks [BLOCK_IN] of the vector at `x`; 0 when it is not a row."""
+def load_row(
+    x: tl.tensor,
+    is_row: tl.tensor,
+    IN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    WIDENS: tl.constexpr = True,
+) -> tl.tuple:
+    """Load chunks [BLOCK_IN] of the vector at `x`, in float32 if it `WIDENS`; 0 when it is not a
+    row.
+    """
     chunks: tl.tuple = ()
     for first in tl.static_range(0, IN, BLOCK_IN):
         inputs = first + tl.arange(0, BLOCK_IN)
         chunk = tl.load(x + inputs, mask=is_row & (inputs < IN), other=0.0)
-        chunks = chunks + (chunk.to(tl.float32),)
+        if WIDENS:
+            chunk = chunk.to(tl.float32)
+        chunks = chunks + (chunk,)
     return chunks
 
 
@@ -131,14 +158,41 @@ def quantize_row(row: tl.tuple) -> tl.tuple:
 
 
 @triton.jit
+def _rounded_half(values: tl.tensor, factor: tl.tensor) -> tl.tensor:
+    """Round values times a factor to float8, and return that in float16.
+
+    The instructions are given, so that each thread rounds its own values before all get them: the
+    compiler would pass numbers of fewer bits around, and every thread would convert all it needs.
+    """
+    if IS_INTERPRETED:
+        half = (values.to(tl.float32) * factor).to(tl.float8e4nv).to(tl.float16)
+    elif values.dtype == tl.bfloat16:
+        factors = tl.full(values.shape, 1.0, tl.float32) * factor
+        half = tl.inline_asm_elementwise(
+            ROUND_SCALED_PAIR,
+            "=r,r,r,r",
+            [values, factors],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        scaled = values.to(tl.float32) * factor
+        half = tl.inline_asm_elementwise(
+            ROUND_PAIR, "=r,r,r", [scaled], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return half
+
+
+@triton.jit
 def quantize_row_to_half(row: tl.tuple, squares: tl.tensor, HAS_SQUARES: tl.constexpr) -> tl.tuple:
     """Round the chunks of a row to float8; return them in float16, divided by a power of two so
     that it holds sums of their products, and the row's scale. Also return the sum of `squares`.
     """
     FACTOR: tl.constexpr = _room_for(len(row))
-    largest = tl.abs(row[0])
+    largest = tl.abs(row[0].to(tl.float32))
     for c in tl.static_range(1, len(row)):
-        largest = tl.maximum(largest, tl.abs(row[c]))
+        largest = tl.maximum(largest, tl.abs(row[c].to(tl.float32)))
     if HAS_SQUARES:
         squares, largest = tl.reduce((squares, largest), 0, add_and_compare)
     else:
@@ -146,8 +200,7 @@ def quantize_row_to_half(row: tl.tuple, squares: tl.tensor, HAS_SQUARES: tl.cons
     inverse, scale = row_factors(largest)
     chunks: tl.tuple = ()
     for c in tl.static_range(len(row)):
-        rounded = (row[c] * inverse).to(tl.float8e4nv).to(tl.float16)
-        chunks = chunks + (rounded * (1.0 / FACTOR),)
+        chunks = chunks + (_rounded_half(row[c], inverse) * (1.0 / FACTOR),)
     return chunks, scale * FACTOR, squares
 
 
@@ -170,12 +223,13 @@ def load_rows(
     while products are summed. For a float8 matrix x × gain is rounded to float8: the root is in
     the scale.
     """
+    WIDENS: tl.constexpr = HAS_GAIN or not (IS_FLOAT8 and IN_HALF)
     rows: tl.tuple = ()
     scales: tl.tuple = ()
     if HAS_GAIN:
         gains = load_row(gain, num_rows > 0, IN, BLOCK_IN)
     for t in tl.static_range(ROWS):
-        row = load_row(x + t * IN, num_rows > t, IN, BLOCK_IN)
+        row = load_row(x + t * IN, num_rows > t, IN, BLOCK_IN, WIDENS)
         scale = 1.0
         squares = 0.0
         if HAS_GAIN:

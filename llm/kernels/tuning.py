@@ -9,6 +9,8 @@ work on the row costs as much as that on 200 bytes of weights a thread, so threa
 bytes as those of bfloat16. Where that needs more registers than two tiles in flight leave, each
 program has one tile. With sums in float16 16 rows of the matrix in chunks of 512 inputs were the
 fastest on an H100, or for long rows what loads 256 bytes a thread: more chunks are added that way.
+Eight warps of them with few inputs are compiled for so few registers that a processor has room for
+three programs, which is not timed yet.
 
 From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
 found with all of its kernels in one graph on an H100: each program fills most of a processor's
@@ -30,6 +32,7 @@ MANY_OUTPUTS = 65_536
 MAX_WIDE_ROWS = 256  # with many outputs in float32
 HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
+HALF_REGISTERS, MOST_HALF_INPUTS = 80, 3072  # three programs of eight warps fit on a processor
 MAX_SPLIT_ROWS = 64  # rows of a Hopper tensor core
 SPLIT_PROGRAMS = 128  # one for nearly every processor
 SPLIT_BLOCK, MAX_SPLITS = 64, 4  # outputs of a program, half of them with more parts than these
@@ -56,7 +59,10 @@ def blocks_for(
     is_long, is_float8 = num_in >= LONG_INPUTS, weight_bytes == 1
     if in_half and not is_long and num_in % HALF_BLOCK_IN == 0:
         num_warps = 4 if num_in <= HALF_INPUTS else 8
-        return Blocks(HALF_OUTPUTS // parts, HALF_BLOCK_IN, num_warps, in_half=True)
+        is_limited = parts == num_rows == 1 and HALF_INPUTS < num_in <= MOST_HALF_INPUTS
+        registers = HALF_REGISTERS if is_limited else None
+        block_out = HALF_OUTPUTS // parts
+        return Blocks(block_out, HALF_BLOCK_IN, num_warps, in_half=True, registers=registers)
     num_warps = 8 if is_long and not is_float8 else 4
     thread_bytes = LONG_THREAD_BYTES if is_long else THREAD_BYTES
     lines = num_warps * 32 * thread_bytes // (parts * num_in * weight_bytes)
