@@ -466,7 +466,7 @@ class EngineSteps:
         self._in_flight: deque[ScheduledBatch] = deque()  # executed, not yet committed
         self.counters = StepCounters()
         self.num_tokens = 0
-        """Number of tokens of each sequence in the results that the last call had; 0: none."""
+        """Number of tokens of a sequence at most, in the results of the last call; 0: none."""
 
     @property
     def is_running(self) -> bool:

@@ -84,8 +84,8 @@ class StepHook(Protocol):
     """
 
     def after_step(self, num_tokens: int, /) -> bool:
-        """Called after each step and after `wake`. `num_tokens`: of each sequence, in the results
-        that have arrived since the last call; 0: none have.
+        """Called after each step and after `wake`. `num_tokens`: of a sequence at most, in the
+        results that have arrived since the last call; 0: none have.
 
         Returns True when more work may be pending: the loop continues after `poll_s`.
         """

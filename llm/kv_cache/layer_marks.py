@@ -24,13 +24,15 @@ class LayerMarks:
 
     def note(self, layer: int) -> None:
         """Mark that the work queued so far stores a layer's keys and values."""
-        event = self._stored[layer] = self._create_event()
+        event = self._create_event()
         event.record()
+        self._stored[layer] = event
 
     def note_end(self) -> None:
         """Mark that the work queued so far stores those of all layers."""
-        self._end = self._create_event()
-        self._end.record()
+        event = self._create_event()
+        event.record()
+        self._end = event
 
     def wait(self, layer: int) -> None:
         """Have the current stream wait for a layer's keys and values."""

@@ -278,7 +278,9 @@ class PageTransfer:
             torch.cuda.device(self._pool.device),
             torch.cuda.stream(stream),
         ):
-            yield
-            done = torch.cuda.Event()
-            done.record()
-            done.synchronize()  # later work of other threads is not waited for
+            try:
+                yield
+            finally:
+                done = torch.cuda.Event(blocking=True)  # a whole forward may be waited for
+                done.record()
+                done.synchronize()  # later work of other threads is not waited for

@@ -46,7 +46,7 @@ DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
 POLL_S = 0.0001  # polling interval of a busy device when there is no other work
-SENT_S = 0.001  # for which the model waits at most until a first block is on its way
+SENT_S = 0.001  # the model waits at most this long until a first block has left
 FEW = 8  # requests; fewer wait for first blocks only
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
@@ -290,9 +290,12 @@ class DecodeLoop:
         if self._ready and len(self._launched) < MAX_LAUNCHED:
             self.wakeups.flush()  # text readers need not wait while a CPU renders
             self._launch(self._due(self._clock()))
+        for batch in rendered:
+            self._deliver(batch)
         if self._has_way and self._renders_first:
+            self.wakeups.flush()
             self._launched[0].rendered.wait()  # there is no other work, and polling is later
-        for batch in (*rendered, *self._rendered()):
+        for batch in self._rendered():
             self._deliver(batch)
 
     def on_stop(self) -> None:

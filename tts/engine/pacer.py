@@ -134,7 +134,8 @@ class DecodePacer:
         if fills_batch:
             return True
         is_urgent = underrun_s < now_s + self.near_s(num_in_flight)
-        if is_urgent and not self.gathers(now_s, num_in_flight):
+        is_late = underrun_s < now_s + WAY_S + (num_in_flight + 1) * self._longest_s
+        if is_urgent and (is_late or not self.gathers(now_s, num_in_flight)):
             return True
         if num_in_flight:
             return False

@@ -115,10 +115,14 @@ def test_streams_near_an_underrun_gather_where_the_model_is_slow() -> None:
             pacer.note_turn(turn * 0.5 / stream.token_rate, 1)
         pacer.note(10.0, TOOK_S)
         ended_s, rest_s = 10.0 + TOOK_S, URGENT_REST * TOOK_S
-        assert not pacer.is_due(ended_s + rest_s - 1e-6, **near(ended_s))
-        assert pacer.is_due(ended_s + rest_s + 1e-6, **near(ended_s))
-        assert not pacer.is_due(ended_s + rest_s + 1e-6, **near(ended_s), num_in_flight=1)
-        assert pacer.is_due(ended_s, **near(ended_s), **FULL, num_in_flight=1)
+        rested_s = ended_s + rest_s + 1e-6
+        soon = near(rested_s + WAY_S + 2.5 * TOOK_S)
+        assert not pacer.is_due(ended_s + rest_s - 1e-6, **soon)
+        assert pacer.is_due(rested_s, **soon)
+        assert not pacer.is_due(rested_s, **soon, num_in_flight=1)
+        assert pacer.is_due(rested_s, **near(rested_s + 2 * TOOK_S), num_in_flight=1)  # else late
+        assert pacer.is_due(ended_s, **near(ended_s))
+        assert pacer.is_due(ended_s, **soon, **FULL, num_in_flight=1)
         step_s = 0.5 / stream.token_rate
         assert pacer.near_s(0) == pytest.approx(
             min(MAX_SLOW_NEAR_S, WAY_S + 2 * step_s + (1 + URGENT_REST) * TOOK_S)

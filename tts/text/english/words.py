@@ -230,7 +230,7 @@ ABBREVIATIONS = (
     r"\.\s*\S|\s[IVXLC]|\b(?:M[rst]s?|Dr|Prof|St|al|etc|Ph\.?\s?D)"
     rf"|(?i:vs|w/|(?<!\w)(?:{_choices(PHRASES, ENDINGS)})\.\s*$)"
 )
-"""What is in every text that one of `ABBREVIATION_RULES` changes."""
+"""Pattern found in every text that one of `ABBREVIATION_RULES` changes."""
 
 ABBREVIATION_RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b({_NUMBERED})\s+(I)(?=\s*(?:[.:,;–—-]|$))(?!['.]\w)"), _heading),
