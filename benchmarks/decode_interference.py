@@ -69,7 +69,7 @@ class DecodeInterferenceHook:
         """Number of blocks of one call."""
         return len(self._batch)
 
-    def after_step(self, num_tokens: int = 0, /) -> bool:
+    def after_step(self, num_tokens: int, /) -> bool:
         """Launch or collect a call; never requests another turn at once."""
         now_s = time.perf_counter()
         if self._rendered is not None and self._rendered.is_ready:

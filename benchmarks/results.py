@@ -82,12 +82,19 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
         f"--closeness 0.25 {SERVED} {EARLY}",
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
-        "serve_b": "serve --shape b --part alone streams --alone 15 --start 240 --most 340 "
-        f"--closeness 0.2 {SERVED} {EARLY}",
+        **{
+            f"first_sound_{shape}": f"serve --shape {shape} --part alone --alone 15 --repeat 1 "
+            f"--clients 8 -- {OVERLAP} --front-ends 4 {EARLY}"
+            for shape in "ab"
+        },
+        "streams_a": "serve --shape a --part streams --start 600 --most 900 --closeness 0.25 "
+        f"{SERVED} {EARLY}",
+        "streams_b": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
+        f"{SERVED} {EARLY}",
+        "streams_b_paced": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
+        f"{PACED} {EARLY}",
         "serve_a_paced": "serve --shape a --part alone streams --alone 15 --start 900 --most 900 "
         f"--closeness 0.25 {PACED} {EARLY}",
-        "serve_b_paced": "serve --shape b --part alone streams --alone 15 --start 340 --most 420 "
-        f"--closeness 0.2 {PACED} {EARLY}",
         "serve_csm": f"serve --shape csm --part alone streams --alone 15 --start 256 --most 400 "
         f"--closeness 0.2 {SERVED}",
         "serve_qwen": f"serve {QWEN}",

@@ -356,7 +356,7 @@ def load(step: Step) -> Iterator[str]:
     num_steps = counted.total("sonant_batch_rows_count")
     yield (
         f"{num_steps / seconds:.0f} batches/s of {counted.mean('sonant_batch_rows'):.0f} rows"
-        f"{','.join(by_kind(counted)).replace('; ', ' ')}"
+        f"{''.join(by_kind(counted)).replace(';', ',')}"
     )
     apart_ms = (
         1000 * (seconds - counted.total("sonant_batch_execute_seconds_sum")) / max(num_steps, 1)

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,13 +76,16 @@ from benchmarks.word_errors import (
 from llm import FinishReason
 from tests.decoder.small_codecs import to_safetensors, write_snac
 from tests.speech_server import Server, SpeechClient, serving
-from tests.tts.engine.simulated_device import SHAPES
+from tests.tts.engine.simulated_device import SHAPES, Shape
 from tts.api.load import load, load_service
+from tts.engine.pacer import DeadlinePacer, DecodePacer
 from tts.factory import Service
 from tts.speech.check import CheckResult
 from tts.text.segmenter import TextSegment
 from tts.v1.text_pb2_grpc import TextServiceStub
 from tts.voices.types import Voice
+
+Pacer = type[DecodePacer]
 
 ROOT = Path(__file__).parent.parent
 CODE_POINTS = 127 / speech_judges.PEAK  # of a clip whose peak is the last character
@@ -651,9 +654,9 @@ def test_streams_are_scheduled_on_a_simulated_device() -> None:
     assert 1 <= windows.value < more_windows.value
 
 
-def test_a_simulation_may_have_other_blocks_and_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_may_have_other_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     counts = []
-    for more in ([], ["--chunk-size", "5,10,25,50", "--plain"]):
+    for more in ([], ["--chunk-size", "5,10,25,50"]):
         options = ["--shape", "a", "--streams", "30", "--seconds", "1", "--warm-up-s", "0.5"]
         assert pacing.main([*options, *more]) == 0
         figures = json.loads(capsys.readouterr().out)["figures"]
@@ -661,6 +664,25 @@ def test_a_simulation_may_have_other_blocks_and_no_pace(capsys: pytest.CaptureFi
         windows = figures[2]
         counts.append(windows["value"] * float(windows["note"].removesuffix("/s")))
     assert counts[1] < 0.75 * counts[0]  # fewer windows
+
+
+@pytest.mark.parametrize(("more", "pacer"), [([], DeadlinePacer), (["--plain"], DecodePacer)])
+def test_a_simulation_is_paced_unless_it_is_plain(
+    more: list[str], pacer: Pacer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Pacer] = []
+    original = pacing.measure
+
+    def measure(
+        shape: Shape, streams: Sequence[int], seconds: float, warm_up_s: float, pacer: Pacer
+    ) -> Report:
+        found.append(pacer)
+        return original(shape, streams, seconds, warm_up_s, pacer)
+
+    monkeypatch.setattr(pacing, "measure", measure)
+    options = ["--shape", "b", "--streams", "20", "--seconds", "1", "--warm-up-s", "0.5"]
+    assert pacing.main([*options, *more]) == 0
+    assert found == [pacer]
 
 
 def test_on_the_cpu_the_batch_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:

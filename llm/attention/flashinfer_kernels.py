@@ -27,7 +27,7 @@ from torch import Tensor
 
 from llm.attention.base import AttentionOptions
 from llm.attention.page_lists import RowLists
-from llm.attention.workspaces import Workspaces
+from llm.attention.workspaces import Workspaces, count_processors
 from llm.errors import ConfigError
 from llm.kv_cache.kv_pool import KVPool
 
@@ -80,7 +80,7 @@ class Kernels:
             soft_cap=options.soft_cap or 0.0,
             can_split=not options.batch_invariant,
             device=pool.device,
-            num_processors=torch.cuda.get_device_properties(pool.device).multi_processor_count,
+            num_processors=count_processors(pool.device),
         )
 
     def fills_device(self, num_rows: int) -> bool:

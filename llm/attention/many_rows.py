@@ -7,6 +7,7 @@
 No program waits for another. A split has at least `SPLIT_KEYS` keys and a long context several, so
 that contexts of any lengths occupy the device evenly. Parts are added in the order of the splits,
 whichever program ends last. There is no plan: page ids and lengths are read from the device.
+
 Float8 keys and values are read in pairs of neighbouring dimensions, which are one number of 16 bits
 for the matrix unit's loads. First numbers and second numbers of all pairs are multiplied apart, in
 float16, which holds every number of float8.

@@ -50,22 +50,23 @@ class Wakeups:
         while self._waiting:
             loop, call = self._waiting.popleft()
             calls.setdefault(loop, []).append(call)
-        read = threading.Event()
+        read = threading.Event() if wait_s else None
         for loop, together in calls.items():
             with suppress(RuntimeError):  # the loop is closed, so no reader is left
                 loop.call_soon_threadsafe(_call_all, together, read)
-        if wait_s:
+        if read is not None:
             read.wait(wait_s)
 
 
-def _call_all(calls: Sequence[Callable[[], None]], read: threading.Event) -> None:
-    """Run calls that wake readers; set `read` behind the readers' turn and the next one, in which
-    a task that waits for a reader runs.
+def _call_all(calls: Sequence[Callable[[], None]], read: threading.Event | None) -> None:
+    """Run calls that wake readers; set `read`, if there is one, behind the readers' turn and the
+    next one, in which a task that waits for a reader runs.
     """
     for call in calls:
         call()
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.call_soon, read.set)
+    if read is not None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, read.set)
 
 
 class StreamQueue(Generic[Item]):

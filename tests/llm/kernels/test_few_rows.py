@@ -4,6 +4,7 @@ compare their results.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,14 +78,20 @@ def test_numbers_of_a_row_are_rounded_before_threads_exchange_them(name: str) ->
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(("is_float8", "in_half"), [(False, False), (True, False), (True, True)])
 def test_forms_of_the_kernel_compile_as_they_are_launched(
-    rows: int, is_float8: bool, in_half: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, is_float8: bool, in_half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
+    from triton import knobs
     from triton.runtime import driver
 
+    from llm.kernels import products
     from llm.kernels.products import gated_product, product
 
+    caches = products._few_rows_kernel.device_caches
+    fresh = type(caches)(caches.default_factory)
+    monkeypatch.setattr(products._few_rows_kernel, "device_caches", fresh)
     monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     size = 512
     blocks = blocks_for(size, size, rows, weight_bytes=2 - is_float8, in_half=in_half)
     assert blocks is not None
