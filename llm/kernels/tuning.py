@@ -16,8 +16,8 @@ three programs: timed only together with the rounding by part (818 instead of 78
 From three rows to `MAX_SPLIT_ROWS` `split_tiles` are those of the products of a depth transformer,
 found with all of its kernels in one graph on an H100, `MAX_SPLITS` on an H200: each program fills
 most of a processor's shared memory, so that the next kernel's programs do not share one while
-others have none. The rows of two positions together have the same tiles with three stages, which fit. Those of
-the head for more than `WIDE_ROWS` rows were found on an H200.
+others have none. The rows of two positions together have the same tiles with three stages, which
+fit. Those of the head for more than `WIDE_ROWS` rows were found on an H200.
 """
 
 from __future__ import annotations
