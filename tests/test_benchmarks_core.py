@@ -420,7 +420,7 @@ def test_the_decoder_is_called_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> N
         """Return the number of calls in five steps; the first step ends earlier calls."""
         before, hook.rest = hook.num_calls, rest
         for _ in range(5):
-            hook.after_step()
+            hook.after_step(0)
         return hook.num_calls - before
 
     assert [num_calls(None), num_calls(0.0), num_calls(13.0)] == [0, 4, 1]
