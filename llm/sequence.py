@@ -340,11 +340,12 @@ def take_tokens(
     *,
     is_launched: bool,
 ) -> tuple[list[TokenChunk], list[int], list[tuple[float | None, int]]]:
-    """Commit a step for sequences in the common case: decoding, one token, not ended.
+    """Commit a step for sequences in the common case: decoding, not ended.
 
-    Returns the chunks of those whose tokens do not wait for others; the indices of the rest, which
-    are unchanged, where `advance` and `accept` are needed: end, full page, move; and the times of
-    the previous tokens as (time, number), merged.
+    A step of several forwards has fed all of its tokens but the last. Returns the chunks of those
+    whose tokens do not wait for others; the indices of the rest, which are unchanged, where
+    `advance` and `accept` are needed: end, full page, move; and the times of the previous tokens as
+    (time, number), merged.
     """
     chunks: list[TokenChunk] = []
     left: list[int] = []
@@ -352,11 +353,11 @@ def take_tokens(
     last_s, run = None, 0
     for place, sequence in enumerate(sequences):  # runs for all rows of all steps
         request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
-        tokens = sampled.get(request_id)
-        processed = sequence.processed if is_launched else sequence.active_end
+        tokens = sampled.get(request_id, ())
+        processed = sequence.processed if is_launched else sequence.active_end + len(tokens) - 1
         if (
             not tokens
-            or tokens[0] in sequence.stop_ids
+            or not sequence.stop_ids.isdisjoint(tokens)
             or processed >= sequence.next_commit
             or processed >= sequence.last_processed
             or sequence.status is not _DECODING
@@ -374,14 +375,14 @@ def take_tokens(
         if is_launched:
             sequence.tokens[-1] = outputs[-1] = tokens[0]
         else:
-            sequence.processed = processed
-            sequence.tokens.append(tokens[0])
-            outputs.append(tokens[0])
+            sequence.processed = sequence.active_end = processed
+            sequence.tokens += tokens
+            outputs += tokens
         buffer = sequence.buffer
         if buffer is None:
             chunks.append(sequence.chunk(now, tokens))
             continue
-        buffer.ids.append(tokens[0])
+        buffer.ids += tokens
         if len(buffer.ids) >= buffer.limit:
             chunks.append(sequence.chunk(now))
     return chunks, left, [*runs, (last_s, run)]

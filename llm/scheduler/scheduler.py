@@ -246,7 +246,7 @@ class Scheduler:
         if now is None:
             now = self._clock()
         has_more = output.logprobs or output.failures or output.prompt_logprobs
-        if batch.num_steps == 1 and not has_more:
+        if not has_more:
             chunks, left, gaps = take_tokens(
                 step.sequences, output.token_ids, now, is_launched=step.is_launched
             )

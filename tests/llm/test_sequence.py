@@ -111,13 +111,15 @@ def test_timings_count_from_the_submission() -> None:
     assert (seq.queue_s, seq.prefill_s) == (2.0, 3.0)
 
 
-@pytest.mark.parametrize("token", [7, 9])
-@pytest.mark.parametrize("max_tokens", [1, 2, 9])
+@pytest.mark.parametrize("tokens", [(7,), (9,), (7, 8), (7, 9), (7, 8, 6)])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 9])
 @pytest.mark.parametrize("wanted", ["", "cancel_requested", "pause_requested"])
 def test_the_short_way_through_a_step_is_the_long_one_or_none(
-    token: int, max_tokens: int, wanted: str
+    tokens: tuple[int, ...], max_tokens: int, wanted: str
 ) -> None:
-    """`take_tokens` against `advance` and `accept`; it skips uncommon cases."""
+    """`take_tokens` against `advance` and `accept`; it skips uncommon cases: a stop id, the last
+    token, a full page.
+    """
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -129,16 +131,18 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 
     short, long = decoding(), decoding()
     before = repr(short)
-    chunks, left, gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=False)
+    chunks, left, gaps = take_tokens([short], {"r": tokens}, 20.0, is_launched=False)
     assert sum(times for _, times in gaps) == len(chunks)
-    assert bool(chunks) is (token == 7 and max_tokens > 1 and not wanted)
+    goes_on = 9 not in tokens and max_tokens > len(tokens) and len(tokens) < 3
+    assert bool(chunks) is (goes_on and not wanted)
     assert left == ([] if chunks else [0])
     if not chunks:
         assert (repr(short), short.in_flight) == (before, True)
         return
     long.advance()
-    assert long.accept(token) is None
-    assert chunks == [long.chunk(20.0, (token,))]
+    assert [long.accept(token) for token in tokens] == [None] * len(tokens)
+    long.processed = long.active_end = long.processed + len(tokens) - 1
+    assert chunks == [long.chunk(20.0, tokens)]
     assert chunks == [TokenChunk(**chunks[0]._asdict())], "every field is there"
     assert (repr(short), short.tokens, short.in_flight) == (repr(long), long.tokens, False)
 

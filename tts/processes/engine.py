@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, NoReturn
@@ -41,6 +42,9 @@ from tts.processes.collector import tune_gc
 
 logger = logging.getLogger("tts.engine")
 
+SWITCH_S = 0.0005
+"""Seconds for which one thread of Python may keep another waiting. With the default, ten times as
+long, a step waits for the thread that sends audio."""
 NICENESS = 10
 """Niceness of a text model's engine: where it competes for a core with the voice's, for whose next
 block a listener waits, the voice's has ten times the weight."""
@@ -49,6 +53,7 @@ block a listener waits, the voice's has ten times the weight."""
 async def run(launch: Launch, report: Reporter) -> int:
     """Load, bind, and serve until a signal; return the exit status."""
     config = launch.config
+    sys.setswitchinterval(SWITCH_S)
     if launch.name == TEXT_ENGINE_NAME:
         os.nice(NICENESS)  # threads that are started later have it, too
     gc.disable()  # until `tune_gc`: almost nothing of what is imported and loaded is garbage
