@@ -14,7 +14,8 @@ benchmarks.listeners), over gRPC on loopback. `--shape` selects a model (speech_
               pages are free, as counted by the engine
 
 Playing at once is the rate of arrivals times the mean length. The first seconds of a step are not
-counted. `--replicas N` measures a server with N engines. Server flags come after `--`.
+counted. `--replicas N` measures a server with N engines, each on a GPU of its own, or on `--gpus`
+in all. Server flags come after `--`.
 """
 
 from __future__ import annotations
@@ -449,9 +450,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--shape", choices=SPEAKERS, default="voice")
     options.add_argument("--part", nargs="+", choices=PARTS, default=list(DEFAULT))
     options.add_argument("--profile", type=Path, help="folder in which the trace of gaps is kept")
-    options.add_argument(
-        "--replicas", type=int, default=1, help="engines, each on a GPU of its own"
-    )
+    options.add_argument("--replicas", type=int, default=1, help="engines")
+    options.add_argument("--gpus", type=int, help="of all engines (default: one each)")
     options.add_argument("--clients", type=int, default=4, help="processes of listeners")
     options.add_argument("--lengths", type=float, nargs=2, default=(own.low_s, own.high_s))
     options.add_argument("--warm-up-s", type=float, default=own.warm_up_s)
@@ -480,11 +480,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         rate=args.rate,
         seeds=args.repeat,
     )
-    speaker = SPEAKERS[args.shape].of_replicas(args.replicas)
+    num_gpus = args.gpus or args.replicas
+    speaker = SPEAKERS[args.shape].on_gpus(num_gpus)
     if args.replicas > 1:
         flags = ["--replicas", str(args.replicas), *flags]
     if torch.cuda.is_available():
-        devices = ",".join(f"cuda:{number}" for number in range(args.replicas))
+        devices = ",".join(f"cuda:{number}" for number in range(num_gpus))
         flags = ["--model.device-specs", devices, *flags]
     parts = {"gaps": gaps, "alone": alone, "rate": rate, "streams": streams, "cancel": cancel}
     wanted = sorted(args.part, key=PARTS.index)  # a trace is of a server's first steps

@@ -90,7 +90,7 @@ class Speaker:
     first_audio_bar_ms: float | None = None  # for one stream
     rate_bar_ms: float | None = None  # 95 of 100 first sounds, at 20 calls per second
 
-    def of_replicas(self, count: int) -> Speaker:
+    def on_gpus(self, count: int) -> Speaker:
         """Return the shape with the bars of so many GPUs."""
         if self.streams_bar is None or count == 1:
             return self

@@ -118,11 +118,11 @@ def _check_devices(model: ModelConfig) -> None:
             f"model.device_specs={specs} must name different GPUs, or the CPU several times"
         )
     count = model.data_parallel_degree
-    if devices != [CPU] and len(devices) % count:
+    if len(devices) > 1 and len(devices) % count:
         raise ConfigError(
             f"model.device_specs={specs} cannot be divided among "
-            f"model.data_parallel_degree={count} replicas: name as many devices for each, or cpu "
-            "once for all"
+            f"model.data_parallel_degree={count} replicas: name as many devices for each, or one "
+            "for all"
         )
 
 

@@ -138,7 +138,7 @@ class ModelConfig(StrictModel):
         default=1,
         ge=1,
         le=64,
-        description="replicas: engines, each with a share of the devices; one CPU is shared by all",
+        description="replicas: engines, each with a share of the devices; all share a single one",
     )
     trust_remote_code: bool = Field(default=False, description="run code from the checkpoint")
     huggingface_revision: str = Field(
@@ -197,8 +197,8 @@ class ModelConfig(StrictModel):
         return self.device_specs[0] == "cpu"
 
     def devices_of_replica(self, number: int) -> list[str]:
-        """Return the devices of a replica, by its number from 0. Replicas share a single CPU."""
-        if self.device_specs == ["cpu"]:
+        """Return the devices of a replica, by its number from 0. All share a single device."""
+        if len(self.device_specs) == 1:
             return self.device_specs
         size = len(self.device_specs) // self.data_parallel_degree
         return self.device_specs[number * size : (number + 1) * size]

@@ -267,8 +267,8 @@ def test_before_resolving_assignments_are_checked() -> None:
         ({"model": {"device_specs": ["cuda:0", "cuda:0"]}}, "must name different GPUs"),
         ({"model": {"device_specs": ["cpu", "cuda:0"]}}, "must name different GPUs"),
         (
-            {"model": {"device_specs": ["cuda:0"], "data_parallel_degree": 2}},
-            "device_specs=cuda:0 cannot be divided among model.data_parallel_degree=2 replicas",
+            {"model": {"device_specs": ["cuda:0", "cuda:1"], "data_parallel_degree": 3}},
+            "cuda:0,cuda:1 cannot be divided among model.data_parallel_degree=3 replicas",
         ),
         (
             {"model": {"device_specs": ["cpu"] * 3, "data_parallel_degree": 2}},
@@ -314,14 +314,15 @@ def test_each_replica_has_its_devices() -> None:
     assert config.model.device_specs == gpus
 
 
-def test_replicas_share_a_cpu_and_its_memory() -> None:
-    model = {"device_specs": ["cpu"], "data_parallel_degree": 3}
-    draft = {"device_specs": ["cpu"]}
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_replicas_share_a_device_and_its_memory(device: str) -> None:
+    model = {"device_specs": [device], "data_parallel_degree": 3}
+    draft = {"device_specs": [device]}
     config = PipelineConfig(model=model, draft_model=draft)
     own = config.of_replica(2)
-    assert own.model.device_specs == ["cpu"]
+    assert own.model.device_specs == [device]
     assert own.draft_model is not None
-    assert own.draft_model.device_specs == ["cpu"]
+    assert own.draft_model.device_specs == [device]
     whole = config.model.kv_cache.device_memory_utilization
     assert own.model.kv_cache.device_memory_utilization == pytest.approx(whole / 3)
 
