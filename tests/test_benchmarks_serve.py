@@ -408,9 +408,9 @@ def test_a_server_that_takes_too_few_steps_leaves_no_trace(
 
 def test_the_bar_of_streams_grows_with_replicas() -> None:
     speaker = SPEAKERS["a"]
-    assert speaker.of_replicas(1) is speaker
-    assert speaker.of_replicas(4).streams_bar == round(3.6 * (speaker.streams_bar or 0))
-    assert SPEAKERS["voice"].of_replicas(4).streams_bar is None
+    assert speaker.on_gpus(1) is speaker
+    assert speaker.on_gpus(4).streams_bar == round(3.6 * (speaker.streams_bar or 0))
+    assert SPEAKERS["voice"].on_gpus(4).streams_bar is None
 
 
 def test_codes_of_frames_are_timed(
