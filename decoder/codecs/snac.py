@@ -75,7 +75,9 @@ class SnacDecoder(PaddedNetwork):
         config = snac_config(source.config)
         rate = scalar(source.config, "snac", "sampling_rate", 24_000)
         spec = finish_spec(snac_spec(config, rate), source)
-        network = load_or_random(lambda: SnakeDecoder(config), snac_names(config), source)
+        network = load_or_random(
+            lambda: snac_network(config, source.device), snac_names(config), source
+        )
         return cls(spec, network, source)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
@@ -99,6 +101,15 @@ class SnacDecoder(PaddedNetwork):
         from decoder.kernels.noise import noise_of
 
         return noise_of(noise_key(self._seed, stage), start, count)[:, None]
+
+
+def snac_network(config: SnakeConfig, device: str) -> SnakeDecoder:
+    """Return the network of a device, without weights."""
+    if device == "cpu" or not config.depthwise:
+        return SnakeDecoder(config)
+    from decoder.codecs.snake.rows import RowDecoder
+
+    return RowDecoder(config)
 
 
 def snac_config(values: Mapping[str, Any]) -> SnakeConfig:

@@ -135,21 +135,10 @@ class ResidualUnit(nn.Module):
         )
         self.snake_out = Snake(channels)
         self.mix = nn.Conv1d(channels, channels, 1)
-        # parameters before the mix, in the layout of the GPU kernel
-        self._packed: Tensor | None = None
 
     def forward(self, x: Tensor, own: Span | None = None) -> Tensor:
         """Apply to x [B, C, T]; padding is undefined in input and output."""
-        return self.mix(self._before_mix(x, own)).add_(x)
-
-    def _before_mix(self, x: Tensor, own: Span | None) -> Tensor:
-        if not x.is_cuda or self.dilated.groups == 1:
-            return self.snake_out(self.dilated(self.snake_in(x, own)))
-        from decoder.kernels.snake import depthwise_unit, pack_unit
-
-        if self._packed is None:
-            self._packed = pack_unit(self.snake_in.alpha, self.snake_out.alpha, self.dilated)
-        return depthwise_unit(x, self._packed, self.dilated.dilation[0], own)
+        return self.mix(self.snake_out(self.dilated(self.snake_in(x, own)))).add_(x)
 
 
 class Stage(nn.Module):
@@ -235,18 +224,30 @@ class SnakeDecoder(nn.Module):
         x, start = _crop(x, 0, spans[0])
         for layer in self.entry:
             x = layer(x)
-        for index, stage in enumerate(self.stages):
+        for index, rate in enumerate(config.rates):
             x, start = _crop(x, start, spans[index + 1])
-            x, own = stage(x, start, own, partial(noise, index) if noise else None)
-            start *= config.rates[index]
+            x, own = self._stage(index, x, start, own, partial(noise, index) if noise else None)
+            start *= rate
         x, start = _crop(x, start, spans[-1])
-        samples = self.exit(self.exit_snake(x, own and own.beginning(start))).squeeze(1)
+        samples = self._end(x, own and own.beginning(start))
         if config.is_bounded:
             samples = samples.tanh()
         if own is not None:
             samples = samples * own.beginning(start).mask(samples.shape[1])[:, 0]
         samples = samples[:, first - start :][:, : shape.num_samples]
         return F.pad(samples, (0, shape.num_samples - samples.shape[1]))
+
+    def _stage(
+        self, index: int, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
+    ) -> tuple[Tensor, Span | None]:
+        """Compute one stage; see `Stage.forward`."""
+        raised: tuple[Tensor, Span | None] = self.stages[index](x, start, own, noise)
+        return raised
+
+    def _end(self, x: Tensor, own: Span | None) -> Tensor:
+        """Map x [B, C, T] to samples [B, T] before tanh."""
+        samples: Tensor = self.exit(self.exit_snake(x, own)).squeeze(1)
+        return samples
 
 
 def _crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:

@@ -10,16 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decoder import to_s16
 from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
-from decoder.codecs.snake.decoder import ResidualUnit, Snake
+from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, Stage
+from decoder.codecs.snake.rows import RowStage
 from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
-from decoder.kernels.snake import depthwise_unit, pack_unit, scaled_snake, snake
+from decoder.kernels.rows import exit_rows, pack_exit, pack_unit, unit_rows
+from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
 from decoder.window_inputs import Span
@@ -36,8 +38,8 @@ def inference() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
-@pytest.mark.parametrize(("length", "dilation"), [(5, 1), (1024, 3), (1500, 9)])
-def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
+@pytest.mark.parametrize("length", [5, 1024, 1500])
+def test_snakes(length: int, is_padded: bool) -> None:
     """A cropped view, as the decoder uses it."""
     rows, channels = 2, 3
     own = Span(BOUNDS, length // 5, 2, 1) if is_padded else None
@@ -46,11 +48,52 @@ def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
     plain = Snake(channels)
     plain.alpha.data = 0.2 + torch.rand(1, channels, 1, generator=generator)
     torch.testing.assert_close(snake(x, plain.alpha.data, own), plain.plain(x, own))
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("length", "dilation"), [(5, 1), (150, 3), (300, 9)])
+def test_units_of_rows(length: int, dilation: int, is_padded: bool) -> None:
+    """A cropped view, more channels than a tile has, and an end of the network."""
+    rows, channels = 2, 70
+    own = Span(BOUNDS, length // 5, 2, 1) if is_padded else None
+    generator = torch.Generator().manual_seed(length)
+    x = 3 * torch.randn(rows, length + 9, channels, generator=generator)[:, 4 : 4 + length]
     unit = ResidualUnit(channels, dilation, groups=channels).requires_grad_(False)
-    unit.snake_in.alpha.data = plain.alpha.data
-    packed = pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
-    got = depthwise_unit(x, packed, dilation, own)
-    torch.testing.assert_close(got, unit.snake_out(unit.dilated(unit.snake_in(x, own))))
+    for part in (unit.snake_in, unit.snake_out):
+        part.alpha.data = 0.2 + torch.rand(1, channels, 1, generator=generator)
+    table = pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
+    expected = unit.snake_out(unit.dilated(unit.snake_in(x.mT, own)))
+    torch.testing.assert_close(unit_rows(x, table, dilation, torch.float32, own).mT, expected)
+    last = nn.Conv1d(channels, 1, 7, padding=3).requires_grad_(False)
+    table = pack_exit(unit.snake_in.alpha, last)
+    expected = last(unit.snake_in(x.mT, own))[:, 0]
+    torch.testing.assert_close(exit_rows(x, table, own), expected)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("rate", "has_noise"), [(8, True), (3, False)])
+def test_stages_of_rows(rate: int, has_noise: bool, is_padded: bool) -> None:
+    """With float32 in products, and 16 bits, as on a GPU."""
+    rows, channels, length, start = 2, 12, 20, 4
+    config = SnakeConfig(
+        channels, channels, (rate,), (1,), 4, 2, depthwise=True, has_noise=has_noise
+    )
+    torch.manual_seed(rate)
+    stage = Stage(config, channels, rate).requires_grad_(False)
+    x = torch.randn(rows, channels, length + 9)[..., 4 : 4 + length]
+    own = Span(BOUNDS, length // 4) if is_padded else None
+    expected, span = stage(x, start, own, numbers)
+    inside = 1 if span is None else span.beginning(start * rate).mask(length * rate)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
+        got, raised = RowStage(stage, dtype)(x, start, own, numbers)
+        assert raised == span
+        difference = (got - expected).abs() * inside
+        assert difference.max() < tolerance * expected.abs().max()
+
+
+def numbers(start: int, count: int) -> Tensor:
+    """Return noise of two rows."""
+    return torch.linspace(-2, 3, 2 * count).view(2, 1, count) + start
 
 
 @pytest.mark.parametrize("length", [4, 1500])
