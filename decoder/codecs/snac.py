@@ -95,12 +95,11 @@ class SnacDecoder(PaddedNetwork):
         """Return float32 [B, 1, count] for windows that begin at these frames [B, 1]."""
         config = self._network.config
         rate = config.stage_rates[stage] * config.latents_per_frame
-        start = frames * rate + first
-        if not start.is_cuda:
-            return keyed_noise(self._seed, stage, start, count)[:, None]
+        if not frames.is_cuda:
+            return keyed_noise(self._seed, stage, frames * rate + first, count)[:, None]
         from decoder.kernels.noise import noise_of
 
-        return noise_of(noise_key(self._seed, stage), start, count)[:, None]
+        return noise_of(noise_key(self._seed, stage), frames, rate, first, count)[:, None]
 
 
 def snac_network(config: SnakeConfig, device: str) -> SnakeDecoder:

@@ -1,7 +1,8 @@
 """Triton kernels of depthwise stages for values [B, T, C], the channels of a time side by side.
 
     snake rows    x ──▶ snake ──▶ [B, side + T + side, C], zeros at both sides
-    unit rows     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake, or sum of channels
+    unit rows     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
+    exit rows     x ──▶ snake ──▶ convolution (7) to one channel ──▶ tanh
     product       base + offset of a channel + scale of a time * (a @ weights)
 
 Neighbours of a time lie next to each other, so that a row of `product` can span several of them: a
@@ -27,20 +28,20 @@ TIMES = 32  # of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own", "length"])
 def _snake_kernel(
     x: tl.tensor,
     table: tl.tensor,
     out: tl.tensor,
     own: tl.tuple,
     strides: tl.tuple,
-    sizes: tl.tuple,
+    channels: tl.tensor,
+    length: tl.tensor,
     SIDE: tl.constexpr,
     TIMES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
     """Program (t, c, b): a tile of one row."""
-    length, channels = sizes
     row = tl.program_id(2).to(tl.int64)
     first, last = own_columns(own, row, length)
     at = tl.program_id(0) * TIMES + tl.arange(0, TIMES)[:, None]
@@ -55,14 +56,15 @@ def _snake_kernel(
     tl.store(place, result, mask=(at < length + 2 * SIDE) & (c < channels))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own", "length", "dilation"])
 def _unit_kernel(
     x: tl.tensor,
     table: tl.tensor,
     out: tl.tensor,
     own: tl.tuple,
     strides: tl.tuple,
-    sizes: tl.tuple,
+    channels: tl.tensor,
+    length: tl.tensor,
     dilation: tl.tensor,
     SUMS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -72,9 +74,9 @@ def _unit_kernel(
     """Program (g, c, b): chains of times `dilation` apart, `STEPS` outputs each.
 
     A chain has the last seven snakes in registers: each is computed once. Values outside of the row
-    count as zeros. `SUMS`: the convolution's channels are summed, and there is no second snake.
+    count as zeros. `SUMS`: instead of the second snake, tanh of the sum of the channels, zero in
+    padding.
     """
-    length, channels = sizes
     row = tl.program_id(2).to(tl.int64)
     first, last = own_columns(own, row, length)
     chain = tl.program_id(0) * LANES + tl.arange(0, LANES)[:, None]
@@ -106,7 +108,8 @@ def _unit_kernel(
             t -= TAPS // 2 * dilation
             total = bias + w0 * s0 + w1 * s1 + w2 * s2 + w3 * s3 + w4 * s4 + w5 * s5 + w6 * s6
             if SUMS:
-                result = tl.sum(total, axis=1)[:, None]
+                result = 2 * tl.sigmoid(2 * tl.sum(total, axis=1)[:, None]) - 1
+                result = tl.where((t >= first) & (t < last), result, 0.0)
                 tl.store(out + row * length + t, result, mask=t < length)
             else:
                 result = total + height_out * squared_sine(total, alpha_out)
@@ -115,7 +118,7 @@ def _unit_kernel(
         s0, s1, s2, s3, s4, s5 = s1, s2, s3, s4, s5, s6
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "length"])
 def _product_kernel(
     a: tl.tensor,
     weights: tl.tensor,
@@ -125,6 +128,8 @@ def _product_kernel(
     out: tl.tensor,
     strides: tl.tuple,
     sizes: tl.tuple,
+    num_rows: tl.tensor,
+    length: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -134,7 +139,7 @@ def _product_kernel(
     base has the strides of a or, where there are no scales, those of out.
     """
     batch_stride, row_stride = strides
-    num_rows, length, depth, width = sizes
+    depth, width = sizes
     across = tl.cdiv(width, BLOCK_N)  # neighbours read the same rows
     m = tl.program_id(0) // across * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -170,21 +175,21 @@ def pack_snake(alpha: Tensor) -> Tensor:
     return torch.stack((alpha, 1 / (alpha + 1e-9)))
 
 
-def pack_unit(alpha_in: Tensor, alpha_out: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """Return the parameters of `unit_rows` [12, C] for a depthwise convolution and its snakes."""
+def pack_unit(
+    convolution: nn.Conv1d, alpha_in: Tensor | None = None, alpha_out: Tensor | None = None
+) -> Tensor:
+    """Return the parameters of `unit_rows` [12, C] for a depthwise convolution and the snakes
+    before and behind it, or those of `exit_rows`. None: there is no snake.
+    """
     assert convolution.bias is not None
-    snakes = pack_snake(alpha_in), pack_snake(alpha_out)
-    bias, weights = convolution.bias.detach(), convolution.weight.detach()
-    return torch.cat((*snakes, bias[None], weights.flatten(1).T)).contiguous()
-
-
-def pack_exit(alpha: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """Return the parameters of `unit_rows` [12, C] for a snake and a convolution to one channel."""
-    assert convolution.bias is not None
-    snake, weights = pack_snake(alpha), convolution.weight.detach()[0]
-    bias = torch.zeros_like(snake[:1])
-    bias[0, 0] = convolution.bias
-    return torch.cat((snake, torch.zeros_like(snake), bias, weights.T)).contiguous()
+    weights = convolution.weight.detach().view(-1, TAPS.value)
+    table = weights.new_zeros((5 + TAPS.value, len(weights)))
+    for place, alpha in enumerate((alpha_in, alpha_out)):
+        if alpha is not None:
+            table[2 * place : 2 * place + 2] = pack_snake(alpha)
+    table[4, : len(convolution.bias)] = convolution.bias.detach()
+    table[5:] = weights.T
+    return table
 
 
 def snake_rows(x: Tensor, table: Tensor, side: int, dtype: torch.dtype, own: Span | None) -> Tensor:
@@ -196,9 +201,17 @@ def snake_rows(x: Tensor, table: Tensor, side: int, dtype: torch.dtype, own: Spa
     out = torch.empty((rows, length + 2 * side, channels), dtype=dtype, device=x.device)
     block = _block(channels)
     grid = triton.cdiv(length + 2 * side, TIMES), triton.cdiv(channels, block), rows
-    sizes, strides = (length, channels), _strides(x)
     _snake_kernel[grid](
-        x, table, out, span_arguments(own), strides, sizes, SIDE=side, TIMES=TIMES, CHANNELS=block
+        x,
+        table,
+        out,
+        span_arguments(own),
+        _strides(x),
+        channels,
+        length,
+        SIDE=side,
+        TIMES=TIMES,
+        CHANNELS=block,
     )
     return out
 
@@ -215,7 +228,7 @@ def unit_rows(
 
 
 def exit_rows(x: Tensor, table: Tensor, own: Span | None) -> Tensor:
-    """Apply a snake and a convolution to x [B, T, C]; return [B, T]."""
+    """Apply a snake, a convolution and tanh to x [B, T, C]; return [B, T], zero in padding."""
     out = torch.empty(x.shape[:2], dtype=x.dtype, device=x.device)
     _launch_unit(x, table, out, own, 1, is_exit=True)
     return out
@@ -228,14 +241,14 @@ def _launch_unit(
     block = triton.next_power_of_2(channels) if is_exit else _block(channels)
     chains = dilation * triton.cdiv(length, dilation * STEPS)
     grid = triton.cdiv(chains, LANES), triton.cdiv(channels, block), rows
-    sizes, strides = (length, channels), _strides(x)
     _unit_kernel[grid](
         x,
         table,
         out,
         span_arguments(own),
-        strides,
-        sizes,
+        _strides(x),
+        channels,
+        length,
         dilation,
         SUMS=is_exit,
         STEPS=STEPS,
@@ -267,7 +280,6 @@ def product(
     num_rows = rows * length
     block_m, block_n, num_warps, num_stages = product_blocks(width, is_deep=base is None)
     grid = (triton.cdiv(width, block_n) * triton.cdiv(num_rows, block_m),)
-    sizes = num_rows, length, depth, width
     _product_kernel[grid](
         a,
         weights,
@@ -276,7 +288,9 @@ def product(
         scales,
         out,
         _strides(a),
-        sizes,
+        (depth, width),
+        num_rows,
+        length,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=64,

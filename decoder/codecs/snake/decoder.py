@@ -210,32 +210,37 @@ class SnakeDecoder(nn.Module):
         adds none.
         """
         config = self.config
+        first = shape.left * config.hop
+        spans = config.spans(first, first + shape.num_samples - 1)
+        own = own and own.raised(config.latents_per_frame)
+        x, start = self._enter(codes, own, spans[0])
+        for index, rate in enumerate(config.rates):
+            x, start = crop(x, start, spans[index + 1])
+            x, own = self._stage(index, x, start, own, partial(noise, index) if noise else None)
+            start *= rate
+        x, start = crop(x, start, spans[-1])
+        samples = self._end(x, own and own.beginning(start))
+        samples = samples[:, first - start :][:, : shape.num_samples]
+        return F.pad(samples, (0, shape.num_samples - samples.shape[1]))
+
+    def _enter(
+        self, codes: Sequence[Tensor], own: Span | None, span: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        """Map codes to the first stage's input [B, C, T] in a span of latents, and its start."""
         x = torch.stack(
             [
                 book(part).repeat_interleave(stride, -1)
-                for book, part, stride in zip(self.codebooks, codes, config.vq_strides, strict=True)
+                for book, part, stride in zip(
+                    self.codebooks, codes, self.config.vq_strides, strict=True
+                )
             ]
         ).sum(0)
         if own is not None:
-            own = own.raised(config.latents_per_frame)
             x = x * own.mask(x.shape[-1])
-        first = shape.left * config.hop
-        spans = config.spans(first, first + shape.num_samples - 1)
-        x, start = _crop(x, 0, spans[0])
+        x, start = crop(x, 0, span)
         for layer in self.entry:
             x = layer(x)
-        for index, rate in enumerate(config.rates):
-            x, start = _crop(x, start, spans[index + 1])
-            x, own = self._stage(index, x, start, own, partial(noise, index) if noise else None)
-            start *= rate
-        x, start = _crop(x, start, spans[-1])
-        samples = self._end(x, own and own.beginning(start))
-        if config.is_bounded:
-            samples = samples.tanh()
-        if own is not None:
-            samples = samples * own.beginning(start).mask(samples.shape[1])[:, 0]
-        samples = samples[:, first - start :][:, : shape.num_samples]
-        return F.pad(samples, (0, shape.num_samples - samples.shape[1]))
+        return x, start
 
     def _stage(
         self, index: int, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
@@ -245,12 +250,14 @@ class SnakeDecoder(nn.Module):
         return raised
 
     def _end(self, x: Tensor, own: Span | None) -> Tensor:
-        """Map x [B, C, T] to samples [B, T] before tanh."""
+        """Map x [B, C, T] to samples [B, T], zero in padding."""
         samples: Tensor = self.exit(self.exit_snake(x, own)).squeeze(1)
-        return samples
+        if self.config.is_bounded:
+            samples = samples.tanh()
+        return samples if own is None else samples * own.mask(samples.shape[1])[:, 0]
 
 
-def _crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:
+def crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:
     """Cut x [B, C, T], whose first column has the index `start`, to a span as far as it reaches."""
     first = max(span[0], start)
     return x[..., first - start : max(span[1] + 1 - start, 0)], first

@@ -1,7 +1,8 @@
-"""The stages of a depthwise decoder for a GPU, whose kernels keep the channels of a time together.
+"""A depthwise decoder for a GPU, whose kernels keep the channels of a time together.
 
-    x [B, T, C] ──▶ snake, zeros around ──▶ one product with the transposed convolution's weights
-                ──▶ x + noise * (x @ weights) ──▶ 3 times: unit's convolution, product added to x
+    codes ──▶ sum of projected vectors, from a table ──▶ entry convolutions
+    stage:  x [B, T, C] ──▶ snake, zeros around ──▶ transposed convolution, as one product
+            ──▶ x + noise * (x @ weights) ──▶ 3 times: unit's convolution, product added to x
 
 Products read 16-bit floats, whose 10 bits of mantissa are those of TF32, and add in float32.
 The reference is `SnakeDecoder`.
@@ -10,17 +11,21 @@ The reference is `SnakeDecoder`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.codecs.snake.decoder import (
+    Codebook,
     ResidualUnit,
     SnakeConfig,
     SnakeDecoder,
     Stage,
     StageNoise,
+    crop,
 )
 from decoder.kernels import rows
 from decoder.window_inputs import Span
@@ -35,7 +40,13 @@ class RowDecoder(SnakeDecoder):
         super().__init__(config)
         self._dtype = dtype
         self._rows: list[RowStage] = []
-        self._exit_table: Tensor | None = None
+        self._ends: RowEnds | None = None
+
+    def _enter(
+        self, codes: Sequence[Tensor], own: Span | None, span: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        self._ends = self._ends or RowEnds(self, self._dtype)
+        return self._ends.enter(codes, own, span)
 
     def _stage(
         self, index: int, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
@@ -45,16 +56,49 @@ class RowDecoder(SnakeDecoder):
         return self._rows[index](x, start, own, noise)
 
     def _end(self, x: Tensor, own: Span | None) -> Tensor:
-        if self._exit_table is None:
-            self._exit_table = rows.pack_exit(self.exit_snake.alpha, self.exit)
-        return rows.exit_rows(x.mT, self._exit_table, own)
+        assert self._ends is not None
+        return self._ends.leave(x, own)
+
+
+class RowEnds:
+    """The layers before and behind the stages, with their weights in the kernels' layout."""
+
+    def __init__(self, network: SnakeDecoder, dtype: torch.dtype) -> None:
+        config = network.config
+        assert config.is_bounded
+        self._strides = config.vq_strides
+        books = [cast("Codebook", book) for book in network.codebooks]
+        projected = [book.projection(book.vectors.weight.T) for book in books]
+        self._latents = torch.cat(projected, dim=1).T.contiguous()  # of all codebooks
+        firsts = config.codebook_size * torch.arange(len(books))
+        self._firsts = firsts.to(self._latents.device)
+        depthwise, mix = (cast("nn.Conv1d", layer) for layer in network.entry)
+        self._entry = rows.pack_unit(depthwise)
+        self._exit = rows.pack_unit(network.exit, network.exit_snake.alpha)
+        self._mix, self._bias = _weights(mix, dtype), mix.bias
+
+    def enter(
+        self, codes: Sequence[Tensor], own: Span | None, span: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        """See `SnakeDecoder._enter`."""
+        pairs = zip(codes, self._strides, strict=True)
+        places = torch.stack([part.repeat_interleave(step, -1) for part, step in pairs], dim=-1)
+        x = F.embedding(places + self._firsts, self._latents).sum(2)
+        x, start = crop(x.mT, 0, span)
+        own = own and own.beginning(start)
+        inner = rows.unit_rows(x.mT, self._entry, 1, self._mix.dtype, own)
+        return rows.product(inner, self._mix, self._bias).mT, start
+
+    def leave(self, x: Tensor, own: Span | None) -> Tensor:
+        """See `SnakeDecoder._end`."""
+        return rows.exit_rows(x.mT, self._exit, own)
 
 
 class RowUnit:
     """One `ResidualUnit`, with its weights in the kernels' layout."""
 
     def __init__(self, unit: ResidualUnit, dtype: torch.dtype) -> None:
-        self._table = rows.pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
+        self._table = rows.pack_unit(unit.dilated, unit.snake_in.alpha, unit.snake_out.alpha)
         self._dilation = unit.dilated.dilation[0]
         self._mix, self._bias = _weights(unit.mix, dtype), unit.mix.bias
 
@@ -82,9 +126,8 @@ class RowStage:
     def __call__(
         self, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
     ) -> tuple[Tensor, Span | None]:
-        """See `Stage.forward`; x has any strides, and the result those of [B, T * rate, C / 2]."""
-        x = x.mT if x.stride(1) == 1 else x.mT.contiguous()
-        x = self._raised(x, own and own.beginning(start))
+        """See `Stage.forward`; in memory, the channels of a time are together in x and result."""
+        x = self._raised(x.mT, own and own.beginning(start))
         start *= self._rate
         if self._noise is not None and noise is not None:
             x = rows.product(x, self._noise, None, scales=noise(start, x.shape[1])[:, 0])
