@@ -75,7 +75,9 @@ class SnacDecoder(PaddedNetwork):
         config = snac_config(source.config)
         rate = scalar(source.config, "snac", "sampling_rate", 24_000)
         spec = finish_spec(snac_spec(config, rate), source)
-        network = load_or_random(lambda: SnakeDecoder(config), snac_names(config), source)
+        network = load_or_random(
+            lambda: snac_network(config, source.device), snac_names(config), source
+        )
         return cls(spec, network, source)
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
@@ -93,12 +95,20 @@ class SnacDecoder(PaddedNetwork):
         """Return float32 [B, 1, count] for windows that begin at these frames [B, 1]."""
         config = self._network.config
         rate = config.stage_rates[stage] * config.latents_per_frame
-        start = frames * rate + first
-        if not start.is_cuda:
-            return keyed_noise(self._seed, stage, start, count)[:, None]
+        if not frames.is_cuda:
+            return keyed_noise(self._seed, stage, frames * rate + first, count)[:, None]
         from decoder.kernels.noise import noise_of
 
-        return noise_of(noise_key(self._seed, stage), start, count)[:, None]
+        return noise_of(noise_key(self._seed, stage), frames, rate, first, count)[:, None]
+
+
+def snac_network(config: SnakeConfig, device: str) -> SnakeDecoder:
+    """Return the network of a device, without weights."""
+    if device == "cpu" or not config.depthwise:
+        return SnakeDecoder(config)
+    from decoder.codecs.snake.rows import RowDecoder
+
+    return RowDecoder(config)
 
 
 def snac_config(values: Mapping[str, Any]) -> SnakeConfig:

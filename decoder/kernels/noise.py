@@ -29,14 +29,20 @@ def _mix(words: tl.tensor) -> tl.tensor:
     return words ^ (words >> 31)
 
 
-@triton.jit(do_not_specialize=["key"])
+@triton.jit(do_not_specialize=["key", "rate", "first"])
 def _noise_kernel(
-    first: tl.tensor, out: tl.tensor, key: tl.tensor, first_stride: tl.tensor, count: tl.tensor
+    frames: tl.tensor,
+    out: tl.tensor,
+    key: tl.tensor,
+    rate: tl.tensor,
+    first: tl.tensor,
+    stride: tl.tensor,
+    count: tl.tensor,
 ) -> None:
     """Program (t, b): `BLOCK` numbers of row b."""
     row = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    index = (tl.load(first + row * first_stride) + t).to(tl.uint64, bitcast=True)
+    index = (tl.load(frames + row * stride) * rate + first + t).to(tl.uint64, bitcast=True)
     own = (key.to(tl.int64) + tl.zeros([BLOCK], tl.int64)).to(tl.uint64, bitcast=True)
     bits = _mix(_mix(index + own) ^ own)
     high, low = (bits >> 32).to(tl.float64), (bits & 0xFFFFFFFF).to(tl.float64)
@@ -45,9 +51,11 @@ def _noise_kernel(
     tl.store(out + row * count + t, numbers.to(tl.float32), mask=t < count)
 
 
-def noise_of(key: int, first: Tensor, count: int) -> Tensor:
-    """Return float32 [B, count] for a `noise_key` and int64 `first` [B, 1]; see `keyed_noise`."""
-    out = torch.empty((len(first), count), dtype=torch.float32, device=first.device)
-    grid = triton.cdiv(count, BLOCK.value), len(first)
-    _noise_kernel[grid](first, out, key, first.stride(0), count, num_warps=4)
+def noise_of(key: int, frames: Tensor, rate: int, first: int, count: int) -> Tensor:
+    """Return float32 [B, count] for a `noise_key` and int64 `frames` [B, 1]: `keyed_noise` from
+    the index frames * rate + first on.
+    """
+    out = torch.empty((len(frames), count), dtype=torch.float32, device=frames.device)
+    grid = triton.cdiv(count, BLOCK.value), len(frames)
+    _noise_kernel[grid](frames, out, key, rate, first, frames.stride(0), count, num_warps=4)
     return out

@@ -2,7 +2,6 @@
 
     snake              x ──▶ x + sin²(a x) / a
     scaled snake       x ──▶ y = x + b ──▶ y + h sin²(a y)
-    depthwise unit     x ──▶ snake ──▶ dilated depthwise convolution (7) ──▶ snake
 
 Imported only where there is a GPU; the references are in decoder.codecs.snake.decoder, that of the
 scaled one in decoder.codecs.qwen3_tts.modules.
@@ -13,33 +12,33 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 from decoder.kernels.spans import own_columns, span_arguments
 from decoder.window_inputs import Span
 
 BLOCK = tl.constexpr(1024)
-TAPS = tl.constexpr(7)
-COLUMNS = tl.constexpr(10)  # per channel: both alphas, the bias, the taps
 
 
 @triton.jit
-def _squared_sine(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
-    """Reduce the angle by whole half turns, which do not change sin², then use Taylor's series of
-    sin(πr) up to r¹¹: within 6e-8 for |r| ≤ ½.
+def squared_sine(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
+    """Return sin²(alpha x), within 1e-6 while alpha x is at most 20.
+
+    The angle is reduced by whole half turns, which do not change it: adding and subtracting
+    1.5 * 2²³ rounds to a whole number, up to 2²². The polynomial in r² is within 6e-9 of sin²(πr)
+    for |r| ≤ ½.
     """
-    turns = alpha * x * 0.3183098861837907
-    r = turns - tl.floor(turns + 0.5)
+    turns = alpha * 0.3183098861837907
+    r = x * turns - ((x * turns + 12582912.0) - 12582912.0)
     s = r * r
-    series = 0.08214588661112823 - 0.007370430945714349 * s
-    series = 2.550164039877345 + s * (-0.5992645293207919 + s * series)
-    wave = r * (3.141592653589793 + s * (-5.16771278004997 + s * series))
-    return wave * wave
+    series = 12.990730325598193 - 3.272945935481116 * s
+    series = 42.72538478890733 + s * (series * s - 30.085953175637556)
+    return s * (9.869602920250154 + s * (series * s - 32.46958111579355))
 
 
 @triton.jit
 def _snake(x: tl.tensor, alpha: tl.tensor) -> tl.tensor:
-    return x + _squared_sine(x, alpha) / (alpha + 1e-9)
+    return x + squared_sine(x, alpha) / (alpha + 1e-9)
 
 
 @triton.jit
@@ -84,35 +83,9 @@ def _scaled_snake_kernel(
     t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + line.to(tl.int64) * stride + t, mask=t < length, other=0.0)
     values += tl.load(biases + line % channels)
-    wave = _squared_sine(values, tl.load(alphas + line % channels))
+    wave = squared_sine(values, tl.load(alphas + line % channels))
     result = values + tl.load(heights + line % channels) * wave
     tl.store(out + line.to(tl.int64) * out_stride + t, result, mask=t < length)
-
-
-@triton.jit
-def _unit_kernel(
-    x: tl.tensor,
-    packed: tl.tensor,
-    out: tl.tensor,
-    own: tl.tuple,
-    channels: tl.tensor,
-    length: tl.tensor,
-    stride: tl.tensor,
-    dilation: tl.tensor,
-) -> None:
-    """Like `_snake_kernel` for a unit; values outside of the row are zeros, too."""
-    line = tl.program_id(1)
-    first, last = own_columns(own, line // channels, length)
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    start = x + line.to(tl.int64) * stride
-    parameters = packed + line % channels * COLUMNS
-    total = tl.zeros([BLOCK], tl.float32) + tl.load(parameters + 2)
-    for tap in tl.static_range(TAPS):
-        at = t + (tap - TAPS // 2) * dilation
-        values = tl.load(start + at, mask=(at >= first) & (at < last), other=0.0)
-        total += tl.load(parameters + 3 + tap) * _snake(values, tl.load(parameters))
-    result = _snake(total, tl.load(parameters + 1))
-    tl.store(out + line.to(tl.int64) * length + t, result, mask=t < length)
 
 
 def snake(x: Tensor, alpha: Tensor, own: Span | None) -> Tensor:
@@ -139,24 +112,6 @@ def scaled_snake(
     grid = (rows * channels, triton.cdiv(length, BLOCK.value))  # the second one is limited
     strides = x.stride(1), out.stride(1)
     _scaled_snake_kernel[grid](x, biases, alphas, heights, out, channels, length, *strides)
-    return out
-
-
-def pack_unit(alpha_in: Tensor, alpha_out: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """Return the parameters of `depthwise_unit` [C, 10] for a depthwise convolution and its
-    snakes.
-    """
-    bias = convolution.bias
-    assert bias is not None
-    columns = (alpha_in.view(-1, 1), alpha_out.view(-1, 1), bias.view(-1, 1))
-    return torch.cat((*columns, convolution.weight.flatten(1)), dim=1).detach().contiguous()
-
-
-def depthwise_unit(x: Tensor, packed: Tensor, dilation: int, own: Span | None) -> Tensor:
-    """Apply a depthwise unit to x [B, C, T] as in `snake`; padding counts as zero."""
-    grid, out = _prepared(x)
-    sizes = x.shape[1], x.shape[2], x.stride(1)
-    _unit_kernel[grid](x, packed, out, span_arguments(own), *sizes, dilation)
     return out
 
 

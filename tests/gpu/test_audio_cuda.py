@@ -299,5 +299,5 @@ def test_noise_is_that_of_the_cpu() -> None:
     torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6)
     from decoder.kernels.noise import noise_of
 
-    by_kernel = noise_of(noise_key(3, 1), first.cuda(), 1000).cpu()
+    by_kernel = noise_of(noise_key(3, 1), first.cuda(), 1, 0, 1000).cpu()
     torch.testing.assert_close(by_kernel, cuda, rtol=1e-6, atol=1e-6)

@@ -135,21 +135,10 @@ class ResidualUnit(nn.Module):
         )
         self.snake_out = Snake(channels)
         self.mix = nn.Conv1d(channels, channels, 1)
-        # parameters before the mix, in the layout of the GPU kernel
-        self._packed: Tensor | None = None
 
     def forward(self, x: Tensor, own: Span | None = None) -> Tensor:
         """Apply to x [B, C, T]; padding is undefined in input and output."""
-        return self.mix(self._before_mix(x, own)).add_(x)
-
-    def _before_mix(self, x: Tensor, own: Span | None) -> Tensor:
-        if not x.is_cuda or self.dilated.groups == 1:
-            return self.snake_out(self.dilated(self.snake_in(x, own)))
-        from decoder.kernels.snake import depthwise_unit, pack_unit
-
-        if self._packed is None:
-            self._packed = pack_unit(self.snake_in.alpha, self.snake_out.alpha, self.dilated)
-        return depthwise_unit(x, self._packed, self.dilated.dilation[0], own)
+        return self.mix(self.snake_out(self.dilated(self.snake_in(x, own)))).add_(x)
 
 
 class Stage(nn.Module):
@@ -221,35 +210,54 @@ class SnakeDecoder(nn.Module):
         adds none.
         """
         config = self.config
-        x = torch.stack(
-            [
-                book(part).repeat_interleave(stride, -1)
-                for book, part, stride in zip(self.codebooks, codes, config.vq_strides, strict=True)
-            ]
-        ).sum(0)
-        if own is not None:
-            own = own.raised(config.latents_per_frame)
-            x = x * own.mask(x.shape[-1])
         first = shape.left * config.hop
         spans = config.spans(first, first + shape.num_samples - 1)
-        x, start = _crop(x, 0, spans[0])
-        for layer in self.entry:
-            x = layer(x)
-        for index, stage in enumerate(self.stages):
-            x, start = _crop(x, start, spans[index + 1])
-            x, own = stage(x, start, own, partial(noise, index) if noise else None)
-            start *= config.rates[index]
-        x, start = _crop(x, start, spans[-1])
-        samples = self.exit(self.exit_snake(x, own and own.beginning(start))).squeeze(1)
-        if config.is_bounded:
-            samples = samples.tanh()
-        if own is not None:
-            samples = samples * own.beginning(start).mask(samples.shape[1])[:, 0]
+        own = own and own.raised(config.latents_per_frame)
+        x, start = self._enter(codes, own, spans[0])
+        for index, rate in enumerate(config.rates):
+            x, start = crop(x, start, spans[index + 1])
+            x, own = self._stage(index, x, start, own, partial(noise, index) if noise else None)
+            start *= rate
+        x, start = crop(x, start, spans[-1])
+        samples = self._end(x, own and own.beginning(start))
         samples = samples[:, first - start :][:, : shape.num_samples]
         return F.pad(samples, (0, shape.num_samples - samples.shape[1]))
 
+    def _enter(
+        self, codes: Sequence[Tensor], own: Span | None, span: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        """Map codes to the first stage's input [B, C, T] in a span of latents, and its start."""
+        x = torch.stack(
+            [
+                book(part).repeat_interleave(stride, -1)
+                for book, part, stride in zip(
+                    self.codebooks, codes, self.config.vq_strides, strict=True
+                )
+            ]
+        ).sum(0)
+        if own is not None:
+            x = x * own.mask(x.shape[-1])
+        x, start = crop(x, 0, span)
+        for layer in self.entry:
+            x = layer(x)
+        return x, start
 
-def _crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:
+    def _stage(
+        self, index: int, x: Tensor, start: int, own: Span | None, noise: StageNoise | None
+    ) -> tuple[Tensor, Span | None]:
+        """Compute one stage; see `Stage.forward`."""
+        raised: tuple[Tensor, Span | None] = self.stages[index](x, start, own, noise)
+        return raised
+
+    def _end(self, x: Tensor, own: Span | None) -> Tensor:
+        """Map x [B, C, T] to samples [B, T], zero in padding."""
+        samples: Tensor = self.exit(self.exit_snake(x, own)).squeeze(1)
+        if self.config.is_bounded:
+            samples = samples.tanh()
+        return samples if own is None else samples * own.mask(samples.shape[1])[:, 0]
+
+
+def crop(x: Tensor, start: int, span: tuple[int, int]) -> tuple[Tensor, int]:
     """Cut x [B, C, T], whose first column has the index `start`, to a span as far as it reaches."""
     first = max(span[0], start)
     return x[..., first - start : max(span[1] + 1 - start, 0)], first

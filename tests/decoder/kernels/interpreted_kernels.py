@@ -10,19 +10,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decoder import to_s16
 from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
-from decoder.codecs.snake.decoder import ResidualUnit, Snake
+from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, SnakeDecoder
+from decoder.codecs.snake.rows import RowDecoder
 from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
-from decoder.kernels.snake import depthwise_unit, pack_unit, scaled_snake, snake
+from decoder.kernels.rows import pack_unit, unit_rows
+from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
-from decoder.window_inputs import Span
+from decoder.window_inputs import CallShape, Span
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -36,8 +38,8 @@ def inference() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
-@pytest.mark.parametrize(("length", "dilation"), [(5, 1), (1024, 3), (1500, 9)])
-def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
+@pytest.mark.parametrize("length", [5, 1024, 1500])
+def test_snakes(length: int, is_padded: bool) -> None:
     """A cropped view, as the decoder uses it."""
     rows, channels = 2, 3
     own = Span(BOUNDS, length // 5, 2, 1) if is_padded else None
@@ -46,11 +48,52 @@ def test_snakes(length: int, dilation: int, is_padded: bool) -> None:
     plain = Snake(channels)
     plain.alpha.data = 0.2 + torch.rand(1, channels, 1, generator=generator)
     torch.testing.assert_close(snake(x, plain.alpha.data, own), plain.plain(x, own))
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("length", "dilation"), [(5, 1), (150, 3), (300, 9)])
+def test_units_of_rows(length: int, dilation: int, is_padded: bool) -> None:
+    """A cropped view, and more channels than a tile has."""
+    rows, channels = 2, 70
+    own = Span(BOUNDS, length // 5, 2, 1) if is_padded else None
+    generator = torch.Generator().manual_seed(length)
+    x = 3 * torch.randn(rows, length + 9, channels, generator=generator)[:, 4 : 4 + length]
     unit = ResidualUnit(channels, dilation, groups=channels).requires_grad_(False)
-    unit.snake_in.alpha.data = plain.alpha.data
-    packed = pack_unit(unit.snake_in.alpha, unit.snake_out.alpha, unit.dilated)
-    got = depthwise_unit(x, packed, dilation, own)
-    torch.testing.assert_close(got, unit.snake_out(unit.dilated(unit.snake_in(x, own))))
+    alphas = unit.snake_in.alpha, unit.snake_out.alpha
+    for alpha in alphas:
+        alpha.copy_(0.2 + torch.rand(1, channels, 1, generator=generator))
+    got = unit_rows(x, pack_unit(unit.dilated, *alphas), dilation, torch.float32, own)
+    expected = unit.snake_out(unit.dilated(unit.snake_in(x.mT, own)))
+    torch.testing.assert_close(got.mT, expected)
+
+
+@pytest.mark.parametrize(
+    ("rates", "has_noise", "bounds"), [((4, 3), True, [[1, 4], [-2, 5]]), ((2,), False, None)]
+)
+def test_a_decoder_of_rows(
+    rates: tuple[int, ...], has_noise: bool, bounds: list[list[int]] | None
+) -> None:
+    """With products of float32, and of 16 bits as on a GPU."""
+    own = None if bounds is None else Span(torch.tensor(bounds))
+    config = SnakeConfig(8, 12, rates, (2, 1), 16, 2, depthwise=True, has_noise=has_noise)
+    torch.manual_seed(len(rates))
+    plain = SnakeDecoder(config).requires_grad_(False)
+    for name, parameter in plain.named_parameters():
+        if name.endswith("alpha"):
+            parameter.uniform_(0.2, 1.2)
+    codes = [torch.randint(16, (2, 5 * count)) for count in (1, 2)]
+    shape = CallShape(left=1, right=4, num_samples=3 * config.hop)
+    expected = plain(codes, shape, own, numbers)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
+        quick = RowDecoder(config, dtype).requires_grad_(False)
+        quick.load_state_dict(plain.state_dict())
+        got = quick(codes, shape, own, numbers)
+        assert (got - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def numbers(stage: int, start: int, count: int) -> Tensor:
+    """Return noise of two rows."""
+    return torch.linspace(-2, 3, 2 * count).view(2, 1, count) + start + stage
 
 
 @pytest.mark.parametrize("length", [4, 1500])
@@ -95,9 +138,9 @@ def test_norms(length: int, is_padded: bool) -> None:
 @pytest.mark.parametrize("count", [1, 300])
 def test_noise(seed: int, stream: int, count: int) -> None:
     """Indices on both sides of 0, in lines of a larger tensor."""
-    first = torch.tensor([[0, 7], [-2, 7], [10**12, 7]])[:, :1]
-    got = noise_of(noise_key(seed, stream), first, count)
-    expected = keyed_noise(seed, stream, first, count)
+    frames = torch.tensor([[0, 7], [-2, 7], [10**12, 7]])[:, :1]
+    got = noise_of(noise_key(seed, stream), frames, 16, -3, count)
+    expected = keyed_noise(seed, stream, frames * 16 - 3, count)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
