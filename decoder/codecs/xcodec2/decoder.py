@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder.base import (
     AttentionKind,
@@ -56,7 +56,7 @@ class Xcodec2Decoder(PaddedNetwork):
 
     supported_options = CONVOLUTION_OPTIONS
 
-    def __init__(self, spec: CodecSpec, network: Xcodec2Network, source: CodecSource) -> None:
+    def __init__(self, spec: CodecSpec, network: nn.Module, source: CodecSource) -> None:
         self.spec = spec
         self.options = source.options
         self.fade = crossfade_samples(spec, source.options)
@@ -72,7 +72,9 @@ class Xcodec2Decoder(PaddedNetwork):
         network = load_or_random(
             lambda: Xcodec2Network(config), xcodec2_names(config), source, from_first_layout
         )
-        return cls(spec, network, crossfading(source, spec, CROSSFADE_MS))
+        return cls(
+            spec, _for_device(network, source.device), crossfading(source, spec, CROSSFADE_MS)
+        )
 
     def encode(self, samples: np.ndarray) -> tuple[int, ...]:
         """See TransformersEncoder.encode."""
@@ -82,6 +84,14 @@ class Xcodec2Decoder(PaddedNetwork):
         """See PaddedNetwork.render."""
         samples: Tensor = self._network(rows)
         return samples
+
+
+def _for_device(network: Xcodec2Network, device: str) -> nn.Module:
+    if device == "cpu":
+        return network
+    from decoder.codecs.xcodec2.fused import FusedNetwork
+
+    return FusedNetwork(network)
 
 
 def xcodec2_config(codec: str, values: Mapping[str, Any]) -> Xcodec2Config:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.window_inputs import PaddedRows, Span
+from decoder.window_inputs import CallShape, PaddedRows, Span
 
 OVERLAP = 4  # number of spectra that overlap at any sample; n_fft is as many hops
 MAX_MAGNITUDE = 100.0
@@ -83,15 +83,8 @@ class ResidualBlock(nn.Module):
 
 def normed_silu(norm: nn.GroupNorm, x: Tensor, own: Span | None) -> Tensor:
     """Apply group norm over a row's own columns and SiLU to x [B, C, T]; zeros in padding."""
-    if x.is_cuda:
-        from decoder.kernels.norm import group_norm_silu
-
-        return group_norm_silu(norm, x, own)
-    return F.silu(norm(x)) if own is None else normed_silu_plain(norm, x, own)
-
-
-def normed_silu_plain(norm: nn.GroupNorm, x: Tensor, own: Span) -> Tensor:
-    """Compute `normed_silu` with torch's operations."""
+    if own is None:
+        return F.silu(norm(x))
     mask = own.mask(x.shape[-1])
     groups = x.masked_fill(~mask, 0.0).unflatten(1, (norm.num_groups, -1))
     count = mask.sum(-1)[..., None, None] * groups.shape[2]
@@ -130,7 +123,7 @@ class Layer(nn.Module):
 
 
 class Xcodec2Network(nn.Module):
-    """Decodes codes to samples."""
+    """Decodes codes to samples; `FusedNetwork` has other forms of the sums, for a GPU."""
 
     window: Tensor
 
@@ -160,8 +153,7 @@ class Xcodec2Network(nn.Module):
         for block in self.after:
             x = block(x, rows.own)
         hop, shape = self.config.hop, rows.shape
-        stop = shape.left - -shape.num_samples // hop
-        first, last = max(shape.left - 2, 0), min(stop + 2, shape.num_frames)
+        first, last = frames_of(shape, hop)
         own = rows.own.beginning(first) if rows.own else None
         audio = self.synthesize(self.norm(x[..., first:last].transpose(1, 2)), own)
         start = (shape.left - first) * hop
@@ -188,6 +180,14 @@ class Xcodec2Network(nn.Module):
         side = (n_fft - hop) // 2
         size = x.shape[1] * hop
         return total[:, side : side + size] / weight[:, side : side + size].clamp(min=1e-11)
+
+
+def frames_of(shape: CallShape, hop: int) -> tuple[int, int]:
+    """Return the first frame whose spectrum affects the emitted samples, and the one behind the
+    last.
+    """
+    stop = shape.left - -shape.num_samples // hop
+    return max(shape.left - OVERLAP // 2, 0), min(stop + OVERLAP // 2, shape.num_frames)
 
 
 def _overlap_add(pieces: Tensor, hop: int) -> Tensor:

@@ -4,19 +4,27 @@ Triton's interpreter.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder import to_s16
+from decoder import MaskPolicy, create_decoder, to_s16
 from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
 from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.rows import RowDecoder
-from decoder.codecs.xcodec2.modules import normed_silu, normed_silu_plain
+from decoder.codecs.xcodec2.decoder import Xcodec2Decoder
+from decoder.codecs.xcodec2.fused import FusedNetwork
+from decoder.codecs.xcodec2.modules import Xcodec2Network, normed_silu, normed_silu_plain
+from decoder.kernels.attention import attend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
@@ -24,7 +32,10 @@ from decoder.kernels.rows import pack_unit, unit_rows
 from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
-from decoder.window_inputs import CallShape, Span
+from decoder.window_inputs import PADDING, CallShape, PaddedRows, Span
+from tests.closeness import error
+from tests.decoder.small_codecs import random_codes
+from tests.decoder.toys import windows_of
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -121,17 +132,87 @@ def test_scaled_snakes(length: int) -> None:
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("length", [5, 128, 300])
 def test_norms(length: int, is_padded: bool) -> None:
-    """Frames before channels, as the transformer leaves them, and contiguous ones."""
+    """With the columns on both sides."""
     rows, channels = 2, 12
     own = Span(BOUNDS, length // 5) if is_padded else None
     generator = torch.Generator().manual_seed(length)
     norm = nn.GroupNorm(4, channels, eps=1e-6)
     for parameter in (norm.weight, norm.bias):
         parameter.data = torch.randn(channels, generator=generator)
-    x = 3 + torch.randn(rows, length, channels, generator=generator).transpose(1, 2)
-    for form in (x, x.contiguous()):
-        expected = normed_silu(norm, x, None) if own is None else normed_silu_plain(norm, x, own)
-        torch.testing.assert_close(group_norm_silu(norm, form, own), expected)
+    x = 3 + torch.randn(rows, length, channels, generator=generator)
+    expected = normed_silu(norm, x.transpose(1, 2), own)
+    near = F.pad(expected, (1, 1)).unfold(2, 3, 1).permute(0, 2, 3, 1).flatten(2)
+    torch.testing.assert_close(group_norm_silu(norm, x, own), near)
+
+
+@pytest.mark.parametrize("kind", ["exact", "padded", "masked"])
+@pytest.mark.parametrize(("length", "dim"), [(5, 16), (70, 12)])
+def test_attention(length: int, dim: int, kind: str) -> None:
+    count, heads = 3, 2
+    generator = torch.Generator().manual_seed(length)
+    qkv = torch.randn(count, length, 3 * heads * dim, generator=generator)
+    numbers = torch.randint(0, 4, (count, 2 * length + 3), generator=generator)
+    numbers[:, 0], numbers[:, length] = 3, 0  # a code that sees all, one that all see
+    rows = PaddedRows(
+        CallShape(2, length - 2, 1, kind == "masked", kind == "exact"),
+        torch.zeros(count, length, 1, dtype=torch.int64),
+        torch.zeros(count, 1, dtype=torch.int64),
+        None if kind == "exact" else Span(torch.tensor([[1, length], [0, 3], [0, length]])),
+    )
+    if kind == "masked":
+        rows = replace(rows, sees=numbers[:, :length], ranks=numbers[:, length : 2 * length])
+        assert rows.own is not None
+        assert rows.ranks is not None
+        rows.ranks.masked_fill_(~rows.own.mask(length)[:, 0], PADDING)
+    q, k, v = qkv.unflatten(2, (3, heads, dim)).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=rows.attention_bias())
+    got = attend(qkv, heads, rows)
+    seen = rows.visible()
+    is_own = torch.tensor(True) if seen is None else seen.any(-1)[..., None].expand(-1, length, -1)
+    difference = (got - expected.transpose(1, 2).flatten(2)).abs()
+    assert difference.where(is_own, torch.tensor(0.0)).max() < 1e-5
+
+
+SMALL_XCODEC2 = {
+    "model_type": "xcodec2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "quantization_levels": [4, 4, 5],
+    "semantic_model_config": {"hidden_size": 16},
+}
+
+
+@pytest.mark.parametrize("kind", ["first", "padded", "masked"])
+def test_the_network_of_xcodec2(tmp_path: Path, kind: str) -> None:
+    """The first blocks, and others with a history, a look-ahead and a voice prompt."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_XCODEC2))
+    plain = create_decoder(tmp_path, test_mode=True)
+    assert isinstance(plain, Xcodec2Decoder)
+    assert isinstance(plain._network, Xcodec2Network)
+    fused = copy(plain)
+    fused._network = FusedNetwork(plain._network)
+    options = replace(
+        plain.spec.recommended,
+        chunk_sizes=(5, 6),
+        buffer=20,
+        masks=MaskPolicy(block_causal=kind == "masked"),
+        look_ahead=0 if kind == "first" else 5,
+    )
+    streams = [
+        windows_of(plain.spec, options, random_codes(plain, 40, k), prompt_codes=[1] * 4 * k)
+        for k in range(2)
+    ]
+    windows = streams[0][:1] if kind == "first" else [streams[0][0], streams[1][1], streams[0][3]]
+    inputs = plain.inputs(windows)
+    assert inputs.key.is_exact == (kind == "first")
+    expected, got = plain.run(inputs), fused.run(inputs)
+    assert got.shape == expected.shape
+    for row, window, other in zip(got, windows, expected, strict=True):
+        size = window.num_samples
+        assert error(row[:size], other[:size]) < 1e-5
 
 
 @pytest.mark.parametrize(("seed", "stream"), [(0, 0), (12345, 3), (2**63, 1)])
