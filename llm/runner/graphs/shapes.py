@@ -3,8 +3,9 @@
     decoding    1, 2, 4, 8, 16 … rows
     prompts     room for 0, 32, 128 … decode rows, and 128 tokens of prompts or more
 
-Most steps of a busy server have one or two prompts among the decode rows: such a forward should
-take hardly longer than one without.
+Many steps of a busy server have one or two prompts among the decode rows: such a forward should
+take hardly longer than one without. From about 200 tokens on the products take time in proportion
+to the tokens, with those that pad.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from llm.attention.base import CapturedShape
 
 MAX_GRAPH_ROWS = 1024
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-ROWS_BESIDE_PROMPTS = (32, 128, 256, 384, 512, 768)
-ALONE_TOKENS = (128, 256, 512, 1024)  # tokens of prompts in a batch without decode rows
-MIXED_TOKENS = (128, 384, 1024)
+ALONE_TOKENS = (128, 256)  # tokens of prompts in a batch without decode rows
+ROWS_BESIDE_PROMPTS = {  # by tokens of prompts: fewer sizes where a step takes long anyway
+    128: (32, 128, 192, 256, 384, 512, 768),
+    256: (32, 128, 192, 256, 384, 512, 768),
+    512: (32, 128, 256, 512),
+    1024: (32, 128, 256, 512),
+}
 PROMPT_TOKENS = 16  # length of the shortest prompts that a shape has enough rows for
 MIN_PROMPTS = 4
 RECORD_BYTES = 2**19  # of one captured layer, without its scratch; the head counts as one layer
@@ -48,13 +53,13 @@ def prompt_shapes(max_rows: int, max_tokens: int) -> tuple[CapturedShape, ...]:
     """
     most = min(max_rows, MAX_GRAPH_ROWS)
     sizes = [(0, tokens) for tokens in ALONE_TOKENS]
-    for rows in (*_below(ROWS_BESIDE_PROMPTS, most), most):
-        sizes += [(rows, tokens) for tokens in MIXED_TOKENS]
+    for tokens, rows in ROWS_BESIDE_PROMPTS.items():
+        sizes += [(singles, tokens) for singles in (*_below(rows, most), most)]
     shapes = set()
-    for rows, tokens in sizes:
+    for singles, tokens in sizes:
         fed = min(tokens, max_tokens)
         count = max(fed // PROMPT_TOKENS, MIN_PROMPTS)
-        shapes.add(CapturedShape(rows, min(count, max_rows), fed))
+        shapes.add(CapturedShape(singles, min(count, max_rows), fed))
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_singles)))
 
 

@@ -45,7 +45,7 @@ def test_there_is_room_for_a_prompt_in_addition_to_all_decode_rows(
     max_rows: int, max_tokens: int, data: st.DataObject
 ) -> None:
     shapes = prompt_shapes(max_rows, max_tokens)
-    assert len(set(shapes)) == len(shapes) <= 25
+    assert len(set(shapes)) == len(shapes) <= (28 if max_rows > 256 else 16)
     sizes = [shape.num_tokens for shape in shapes]
     assert sizes == sorted(sizes)
     assert all(1 <= shape.num_prompts <= max_rows for shape in shapes)
@@ -55,6 +55,29 @@ def test_there_is_room_for_a_prompt_in_addition_to_all_decode_rows(
     assert any(shape.has_room(decoding, 1, prompt) for shape in shapes)
     alone = next(shape for shape in shapes if shape.has_room(0, 1, prompt))
     assert alone.num_singles == 0 or prompt > 256
+
+
+@pytest.mark.parametrize(
+    ("decoding", "prompts", "tokens", "expected"),
+    [
+        (0, 1, 109, (0, 128)),
+        (0, 2, 300, (32, 512)),
+        (20, 1, 72, (32, 128)),
+        (20, 1, 600, (32, 1024)),
+        (176, 1, 72, (192, 128)),
+        (176, 2, 144, (192, 256)),
+        (176, 4, 288, (256, 512)),
+        (230, 2, 144, (256, 256)),
+        (370, 3, 327, (512, 512)),
+        (900, 1, 72, (1024, 128)),
+    ],
+)
+def test_batches_with_prompts_are_padded_little(
+    decoding: int, prompts: int, tokens: int, expected: tuple[int, int]
+) -> None:
+    shapes = prompt_shapes(1024, 8192)
+    found = next(shape for shape in shapes if shape.has_room(decoding, prompts, tokens))
+    assert (found.num_singles, found.num_prompt_tokens) == expected
 
 
 def test_where_a_batch_begins() -> None:

@@ -314,7 +314,7 @@ def test_small_urgent_calls_do_not_slow_a_slow_model_down(monkeypatch: pytest.Mo
     """Where streams near an underrun do not gather, calls are small and audio is late."""
 
     def found() -> Result:
-        return asyncio.run(Simulation(SHAPES["b"]).run(380, seconds=1.0, warm_up_s=4.5))
+        return asyncio.run(Simulation(SHAPES["b"]).run(400, seconds=1.0, warm_up_s=4.5))
 
     gathered = found()
     monkeypatch.setattr(DeadlinePacer, "gathers", DecodePacer.gathers)
