@@ -23,7 +23,7 @@ from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, Snake
 from decoder.codecs.snake.rows import RowDecoder
 from decoder.codecs.xcodec2.decoder import Xcodec2Decoder
 from decoder.codecs.xcodec2.fused import FusedNetwork
-from decoder.codecs.xcodec2.modules import Xcodec2Network, normed_silu, normed_silu_plain
+from decoder.codecs.xcodec2.modules import Xcodec2Network, normed_silu
 from decoder.kernels.attention import attend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
