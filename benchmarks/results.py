@@ -89,6 +89,9 @@ KINDS: dict[str, dict[str, str]] = {
         },
         "streams_a": "serve --shape a --part streams --start 600 --most 900 --closeness 0.25 "
         f"{SERVED} {EARLY}",
+        # two engines of one GPU, under NVIDIA's Multi-Process Service
+        "streams_a_two": "serve --shape a --part streams --replicas 2 --gpus 1 --start 900 "
+        f"--most 1100 --closeness 0.1 {SERVED} {EARLY}",
         "streams_b": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
         "streams_b_paced": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
