@@ -46,7 +46,7 @@ from llm.kernels.products import add_summed_product, gated_product, product
 from llm.kernels.projections import project_heads
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import Float8Rows, ScaledProduct
-from llm.kernels.tuning import MANY_OUTPUTS, MAX_ROWS, MAX_WIDE_ROWS, blocks_for
+from llm.kernels.tuning import BLAS_OUTPUTS, MANY_OUTPUTS, MAX_ROWS, MAX_WIDE_ROWS, blocks_for
 from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
@@ -182,7 +182,7 @@ class NormedProduct:
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
-        # For so many outputs in float32 BLAS chooses a kernel of older GPUs.
+        # For some numbers of outputs in float32 BLAS chooses a kernel of older GPUs.
         self._is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
         self._level = kernels.launch_level
 
@@ -207,7 +207,7 @@ class NormedProduct:
 
     def _multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """Write the product in a wider format without rounding in between."""
-        if self._is_wide and len(normed) <= MAX_WIDE_ROWS:
+        if self._is_wide and (len(normed) <= MAX_WIDE_ROWS or len(weight) % BLAS_OUTPUTS):
             multiply_rows(normed, weight, out)
             return out
         return torch.mm(normed, weight.t(), out_dtype=out.dtype, out=out)

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda")
-COUNTS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200, 300)
+COUNTS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 150, 170, 200, 300)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -31,6 +31,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
         (2048, 2048, torch.bfloat16),
         (3072, 1000, torch.bfloat16),
         (70, 8192, torch.bfloat16),
+        (66_001, 1000, torch.bfloat16),
         (130, 264, torch.float16),
         (130, 264, torch.float32),
     ],

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from llm.kernels import invariant
 from llm.kernels.invariant import multiply_rows
 from llm.kernels.rounding import quantize_rows
 from llm.sampling.device import kernels
@@ -55,6 +56,19 @@ def test_invariant_products(rows: int, num_in: int, num_out: int) -> None:
     out = torch.full((rows, num_out), torch.nan)
     multiply_rows(x, weight, out)
     torch.testing.assert_close(out, x @ weight.t(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 70, 130, 300])
+def test_products_of_a_head(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs may have a second block of rows."""
+    made = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(count, 72, generator=made).half() for count in (rows, 130))
+    out, expected = (torch.full((rows, 130), torch.nan) for _ in range(2))
+    multiply_rows(x, weight, expected)
+    monkeypatch.setattr(invariant, "MANY_OUTPUTS", 1)
+    multiply_rows(x, weight, out)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(out, x.float() @ weight.float().t(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "num_in", "num_out"), [(1, 128, 64), (17, 200, 70), (3, 8, 1)])
