@@ -28,7 +28,7 @@ TIMES = 32  # of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
 
 
-@triton.jit(do_not_specialize=["own", "length"])
+@triton.jit(do_not_specialize=["length"])
 def _snake_kernel(
     x: tl.tensor,
     table: tl.tensor,
@@ -56,7 +56,7 @@ def _snake_kernel(
     tl.store(place, result, mask=(at < length + 2 * SIDE) & (c < channels))
 
 
-@triton.jit(do_not_specialize=["own", "length", "dilation"])
+@triton.jit(do_not_specialize=["length", "dilation"])
 def _unit_kernel(
     x: tl.tensor,
     table: tl.tensor,
