@@ -22,7 +22,7 @@ from decoder.kernels.spans import own_columns, span_arguments
 from decoder.window_inputs import Span
 
 TAPS = tl.constexpr(7)
-STEPS = 16  # times that a thread of `_unit_kernel` computes
+STEPS = 8  # times that a thread of `_unit_kernel` computes
 LANES = 8  # times that a program of it computes at once
 TIMES = 32  # of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
