@@ -22,13 +22,13 @@ from decoder.kernels.spans import own_columns, span_arguments
 from decoder.window_inputs import Span
 
 TAPS = tl.constexpr(7)
-STEPS = 16  # times that a thread of `_unit_kernel` computes
+STEPS = 8  # times that a thread of `_unit_kernel` computes
 LANES = 8  # times that a program of it computes at once
 TIMES = 32  # of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
 
 
-@triton.jit(do_not_specialize=["own", "length"])
+@triton.jit(do_not_specialize=["length"])
 def _snake_kernel(
     x: tl.tensor,
     table: tl.tensor,
@@ -56,7 +56,7 @@ def _snake_kernel(
     tl.store(place, result, mask=(at < length + 2 * SIDE) & (c < channels))
 
 
-@triton.jit(do_not_specialize=["own", "length", "dilation"])
+@triton.jit(do_not_specialize=["length", "dilation"])
 def _unit_kernel(
     x: tl.tensor,
     table: tl.tensor,
