@@ -22,10 +22,19 @@ from decoder.kernels.spans import own_columns, span_arguments
 from decoder.window_inputs import Span
 
 TAPS = tl.constexpr(7)
+LARGEST_HALF = tl.constexpr(65504.0)
 STEPS = 8  # times that a thread of `_unit_kernel` computes
 LANES = 8  # times that a program of it computes at once
 TIMES = 32  # of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
+
+
+@triton.jit
+def _narrowed(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Return values in a number format, the largest of 16 bits in place of larger ones."""
+    if dtype == tl.float16 and values.dtype == tl.float32:
+        values = tl.clamp(values, -LARGEST_HALF, LARGEST_HALF)
+    return values.to(dtype)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -53,6 +62,7 @@ def _snake_kernel(
     height = tl.load(table + channels + c, mask=c < channels)
     result = values + height * squared_sine(values, alpha)
     place = out + row * (length + 2 * SIDE) * channels + at * channels + c
+    result = _narrowed(result, out.dtype.element_ty)
     tl.store(place, result, mask=(at < length + 2 * SIDE) & (c < channels))
 
 
@@ -114,6 +124,7 @@ def _unit_kernel(
             else:
                 result = total + height_out * squared_sine(total, alpha_out)
                 place = out + row * length * channels + t * channels + c
+                result = _narrowed(result, out.dtype.element_ty)
                 tl.store(place, result, mask=(t < length) & is_channel)
         s0, s1, s2, s3, s4, s5 = s1, s2, s3, s4, s5, s6
 
@@ -157,7 +168,7 @@ def _product_kernel(
             mask=(inner < depth)[:, None] & is_column,
             other=0.0,
         )
-        total = tl.dot(left.to(right.dtype), right, total)
+        total = tl.dot(_narrowed(left, right.dtype), right, total)
     places = m.to(tl.int64)[:, None] * width + n[None, :]
     if scales is not None:
         total *= tl.load(scales + m, mask=m < num_rows, other=0.0)[:, None]

@@ -28,7 +28,7 @@ from decoder.kernels.attention import attend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
-from decoder.kernels.rows import pack_unit, unit_rows
+from decoder.kernels.rows import pack_unit, snake_rows, unit_rows
 from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
@@ -76,6 +76,12 @@ def test_units_of_rows(length: int, dilation: int, is_padded: bool) -> None:
     got = unit_rows(x, pack_unit(unit.dilated, *alphas), dilation, torch.float32, own)
     expected = unit.snake_out(unit.dilated(unit.snake_in(x.mT, own)))
     torch.testing.assert_close(got.mT, expected)
+
+
+def test_values_beyond_16_bits_become_the_largest() -> None:
+    x = torch.tensor([[[1e6, -1e6, 2.0]]])
+    table = torch.tensor([[1.0] * 3, [0.0] * 3])
+    assert snake_rows(x, table, 0, torch.float16, None).tolist() == [[[65504, -65504, 2]]]
 
 
 @pytest.mark.parametrize(
