@@ -45,6 +45,8 @@ STATEFUL = """--audio-decoder-config '{"stateful": true}'"""
 SIXTY_FOUR = """--audio-decoder-config '{"stateful": true, "max_batch": 64}'"""
 EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
 FLOAT8 = "--model.quantization-encoding float8_e4m3fn"
+FLOAT8_PAGES = "--model.kv-cache.kv-cache-format float8_e4m3fn"
+TWO = "--shape a --part streams --replicas 2 --gpus 1"
 STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
 KINDS: dict[str, dict[str, str]] = {
     "gpu": {
@@ -70,8 +72,8 @@ KINDS: dict[str, dict[str, str]] = {
         f"--repeat 3 {OVERLAP} --max-batch-size 2 --max-length 1024",
         "packed_3b_256": "core --shape llama-3b --packed Q4_0 --part throughput --limit-s 40 "
         f"{OVERLAP} --max-batch-size 256 --max-length 2304",
-        "float8_pages": f"core --shape llama-3b llasa-1b {FLOAT8} "
-        "--model.kv-cache.kv-cache-format float8_e4m3fn --part decode throughput --limit-s 16 "
+        "float8_pages": f"core --shape llama-3b llasa-1b {FLOAT8} {FLOAT8_PAGES} "
+        "--part decode throughput --limit-s 16 "
         f"--repeat 2 {OVERLAP} --max-batch-size 256 --max-length 2304",
         "starts_float8": f"core --shape llama-3b {FLOAT8} {STARTS}",
         "starts_packed": f"core --shape llama-3b --packed Q4_0 {STARTS}",
@@ -87,15 +89,18 @@ KINDS: dict[str, dict[str, str]] = {
             f"--clients 8 -- {OVERLAP} --front-ends 4 {EARLY}"
             for shape in "ab"
         },
-        "streams_a": "serve --shape a --part streams --start 600 --most 900 --closeness 0.25 "
+        "streams_a": "serve --shape a --part streams --start 750 --most 900 --closeness 0.1 "
         f"{SERVED} {EARLY}",
         # two engines of one GPU, under NVIDIA's Multi-Process Service
-        "streams_a_two": "serve --shape a --part streams --replicas 2 --gpus 1 --start 900 "
-        f"--most 1100 --closeness 0.1 {SERVED} {EARLY}",
-        "streams_b": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
+        "streams_a_two": f"serve {TWO} --start 900 --most 1100 --closeness 0.1 {SERVED} {EARLY}",
+        "streams_a_two_float8": f"serve {TWO} --start 1100 --most 1320 --closeness 0.1 "
+        f"{SERVED} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
+        "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
-        "streams_b_paced": "serve --shape b --part streams --start 240 --most 340 --closeness 0.2 "
+        "streams_b_paced": "serve --shape b --part streams --start 340 --most 440 --closeness 0.1 "
         f"{PACED} {EARLY}",
+        "streams_b_float8": "serve --shape b --part streams --start 420 --most 520 "
+        f"--closeness 0.1 {PACED} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "serve_a_paced": "serve --shape a --part alone streams --alone 15 --start 900 --most 900 "
         f"--closeness 0.25 {PACED} {EARLY}",
         "serve_csm": f"serve --shape csm --part alone streams --alone 15 --start 256 --most 400 "
