@@ -1,5 +1,5 @@
 """The decoder network of XCodec2 and NeuCodec for a GPU: the sums of `Xcodec2Network` in other
-forms, in less than half as many kernels.
+forms, in fewer kernels.
 
     codes ──▶ levels of 7 codes ──▶ one product: projections and first convolution are linear
     convolutions     products with matrices; the norm before one writes each column's neighbours
