@@ -25,9 +25,9 @@ from benchmarks.report import HEADER, Figure, Machine, Report
 TITLE = """# Results
 
 Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed;
-`--run gpu`, `two_gpus` or `cpu` runs those of a kind of machine, and `--into benchmarks/RESULTS.md`
-replaces their sections. The value of a row is the median of its runs, `range` their least and
-greatest; one run has no range.
+`--run gpu`, `two_engines`, `two_gpus` or `cpu` runs those of a kind of machine, and
+`--into benchmarks/RESULTS.md` replaces their sections. The value of a row is the median of its
+runs, `range` their least and greatest; one run has no range.
 
 Shapes are published sizes with random weights (`benchmarks/shapes.py`; llasa-1b is Llama 1B with a
 vocabulary of 193,800). Served are, as a, Llasa 1B with XCodec2; as b, Orpheus 3B with SNAC."""
@@ -91,10 +91,6 @@ KINDS: dict[str, dict[str, str]] = {
         },
         "streams_a": "serve --shape a --part streams --start 750 --most 900 --closeness 0.1 "
         f"{SERVED} {EARLY}",
-        # two engines of one GPU, under NVIDIA's Multi-Process Service
-        "streams_a_two": f"serve {TWO} --start 900 --most 1100 --closeness 0.1 {SERVED} {EARLY}",
-        "streams_a_two_float8": f"serve {TWO} --start 1100 --most 1320 --closeness 0.1 "
-        f"{SERVED} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
         "streams_b_paced": "serve --shape b --part streams --start 340 --most 440 --closeness 0.1 "
@@ -113,6 +109,11 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_gaps": f"serve --shape a --part gaps --start 200 {SERVED}",
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
+    },
+    "two_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
+        "streams_a_two": f"serve {TWO} --start 900 --most 1100 --closeness 0.1 {SERVED} {EARLY}",
+        "streams_a_two_float8": f"serve {TWO} --start 1100 --most 1320 --closeness 0.1 "
+        f"{SERVED} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
     },
     "two_gpus": {
         name: f"core {arguments} --part decode throughput --limit-s 20 --repeat 3 "

@@ -406,7 +406,7 @@ def test_a_server_that_takes_too_few_steps_leaves_no_trace(
         list(serve.gaps(replace(stage, trace_file=tmp_path / "none.json"), Speaker("toy")))
 
 
-def test_the_bar_of_streams_grows_with_replicas() -> None:
+def test_the_bar_of_streams_grows_with_gpus() -> None:
     speaker = SPEAKERS["a"]
     assert speaker.on_gpus(1) is speaker
     assert speaker.on_gpus(4).streams_bar == round(3.6 * (speaker.streams_bar or 0))

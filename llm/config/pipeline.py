@@ -116,12 +116,12 @@ class PipelineConfig(PipelineFields):
     def of_replica(self, number: int) -> Self:
         """Return the resolved configuration of one replica, by its number from 0.
 
-        It has a share of the devices, or of the memory of the one device that all share.
+        It has a share of the devices, and of the memory of a device that all share.
         """
         model, count = self.model, self.model.data_parallel_degree
         devices = model.devices_of_replica(number)
         cache = model.kv_cache
-        if len(model.device_specs) == 1:
+        if model.on_cpu or len(model.device_specs) == 1:
             share = cache.device_memory_utilization / count
             cache = cache.model_copy(update={"device_memory_utilization": share})
         own = {"data_parallel_degree": 1, "device_specs": devices, "kv_cache": cache}

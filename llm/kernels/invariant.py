@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,7 +31,8 @@ HEAD_TILES = {  # by the rows of a program: those of its two blocks, and stages
     192: (128, 64, 4),
     256: (256, 0, 4),
 }
-READING_ROWS = 64  # reading a tile of the matrix takes a program as long as so many rows
+READING_ROWS = 64  # a program reads a tile of the matrix in the time of products of so many rows
+TILES_CAPABILITY = (9, 0)  # of the first GPUs whose processors have the memory for these tiles
 
 
 class Product(NamedTuple):
@@ -66,13 +68,18 @@ def multiply_rows(
     blocks = {"more_rows": 0, **blocks_for(num_rows, num_out)}
     if is_float8:
         blocks["block_in"] = FLOAT8_INPUTS
-    elif num_out >= MANY_OUTPUTS and x.itemsize == 2:
+    elif num_out >= MANY_OUTPUTS and x.itemsize == 2 and has_large_tiles(x.device):
         blocks = head_blocks(num_rows)
     rows = blocks["block_rows"] + blocks["more_rows"]
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_out, blocks["block_out"]))
     scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
     given = Product(x, weight, out, num_rows, num_out, num_in, *scales)
     _multiply[grid](given, is_float8=is_float8, **blocks)
+
+
+def has_large_tiles(device: torch.device) -> bool:
+    """Whether a processor of the device has the memory for `HEAD_TILES`; the interpreter has."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= TILES_CAPABILITY
 
 
 def blocks_for(num_rows: int, num_out: int) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class NormedProduct:
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
-        # For some numbers of outputs in float32 BLAS chooses a kernel of older GPUs.
+        # For few rows, and for some numbers of outputs, BLAS is slower with results in float32.
         self._is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
         self._level = kernels.launch_level
 
@@ -203,9 +203,9 @@ class NormedProduct:
             return out
         if not x.is_cuda:
             return out.copy_(self._linear(normed))
-        return self._multiply_wide(normed, matrix.weight, out)
+        return self.multiply_wide(normed, matrix.weight, out)
 
-    def _multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    def multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """Write the product in a wider format without rounding in between."""
         if self._is_wide and (len(normed) <= MAX_WIDE_ROWS or len(weight) % BLAS_OUTPUTS):
             multiply_rows(normed, weight, out)

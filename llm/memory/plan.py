@@ -1,6 +1,6 @@
 """`MemoryPlan`: weights + activations + KV pages, computed before anything is allocated.
 
-available_bytes × utilization
+available_bytes           a share of the device's memory
 ├── weights_bytes
 ├── activation_bytes      scratch of one step at its largest
 ├── graph_bytes           captured decoding: scratch, logits, state of the sampler

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 GIB = 2**30
+MOST_OF_FREE = 0.9  # of a GPU's free memory: the driver and libraries take some, too
 
 
 def get_available_gpu_memory(device: str = "cuda", gpu_id: int = 0) -> float:
@@ -25,6 +26,18 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return _gpu_memory("cuda", device.index or 0)[0]
     return _host_bytes()
+
+
+def usable_bytes(device: torch.device, share: float) -> int:
+    """Return how many bytes a share of a device's memory has.
+
+    That is at most what other programs leave of a GPU's, of which they may use the rest. On the
+    host it is that share of what is free.
+    """
+    if device.type != "cuda":
+        return int(_host_bytes() * share)
+    free, total = _gpu_memory("cuda", device.index or 0)
+    return int(min(total * share, free * max(share, MOST_OF_FREE)))
 
 
 def _gpu_memory(device: str, gpu_id: int) -> tuple[int, int]:

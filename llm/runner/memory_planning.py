@@ -23,7 +23,7 @@ from llm.memory.plan import MemoryPlan, PageLayout, infer_batch_size
 from llm.models.base import PipelineModel
 from llm.models.hf_config import HuggingFaceConfig
 from llm.parallel.group import Group
-from llm.runner.device_memory import available_bytes
+from llm.runner.device_memory import usable_bytes
 from llm.runner.graphs.shapes import decode_shapes, estimate_graph_bytes, prompt_shapes
 from llm.sampling.device.sampler import MAX_VOCABULARY, sampler_bytes
 
@@ -191,14 +191,14 @@ class MemoryPlanning:
         cache, layout = self.model_config.kv_cache, self.page_layout
         for draft in models[1:]:
             layout = replace(layout, draft_bytes=draft.page_layout.page_bytes)
-        available = self._available_bytes() * cache.device_memory_utilization
+        available = self._available_bytes()
         weights_bytes = sum(model.weights_bytes for model in models)
         max_pages = self._useful_pages(layout, most_rows)
 
         def plan_for(rows: int) -> MemoryPlan:
             return MemoryPlan.create(
                 layout,
-                available_bytes=int(available),
+                available_bytes=available,
                 weights_bytes=weights_bytes,
                 activation_bytes=sum(model.activation_bytes(rows) for model in models),
                 graph_bytes=self.graph_bytes(rows) + self.sampling_bytes(rows),
@@ -210,8 +210,8 @@ class MemoryPlanning:
         return plan_for
 
     def _available_bytes(self) -> int:
-        """Return the bytes that each rank can allocate, the same number on all ranks."""
-        own = available_bytes(self.device)
+        """Return the bytes that each rank may use, the same number on all ranks."""
+        own = usable_bytes(self.device, self.model_config.kv_cache.device_memory_utilization)
         if self.device.type == "cpu":
             own //= self.group.size  # all ranks are on this machine
         return self.group.minimum(own)

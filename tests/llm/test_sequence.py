@@ -218,6 +218,16 @@ def test_tokens_wait_in_a_buffer_for_others(limit: float) -> None:
     assert seq.chunk(21.0).token_ids == (), "each token once"
 
 
+def test_tokens_of_a_step_wait_in_a_buffer_together() -> None:
+    seq = bound(6, max_tokens=9)
+    seq.activate(6)
+    seq.status, seq.next_commit, seq.buffer = SequenceStatus.DECODING, 99, TokenBuffer(2.5)
+    for tokens, delivered in (((10, 11), []), ((12, 13), [(10, 11, 12, 13)])):
+        chunks, left, _ = take_tokens([seq], {"r": tokens}, 20.0, is_launched=False)
+        assert ([chunk.token_ids for chunk in chunks], left) == (delivered, [])
+        seq.activate(1)
+
+
 def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)

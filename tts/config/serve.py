@@ -83,13 +83,13 @@ class ServeConfig:
         self, number: int, own: dict[str, Any], devices: list[str] | None = None
     ) -> ServeConfig:
         """Return the configuration of an engine, on devices of its own or a replica's."""
-        config = self.model.of_replica(number)
+        config, cache = self.model.of_replica(number), self.model.model.kv_cache
         section = config.model
         if devices is not None:
-            section = section.model_copy(update={"device_specs": devices})
+            section = section.model_copy(update={"device_specs": devices, "kv_cache": cache})
         if section.on_cpu:  # all engines share its memory
-            share = self.model.model.kv_cache.device_memory_utilization / self.num_engines
-            cache = section.kv_cache.model_copy(update={"device_memory_utilization": share})
+            share = cache.device_memory_utilization / self.num_engines
+            cache = cache.model_copy(update={"device_memory_utilization": share})
             section = section.model_copy(update={"kv_cache": cache})
         return replace(self, model=config.model_copy(update={**own, "model": section}))
 

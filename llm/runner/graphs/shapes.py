@@ -21,7 +21,7 @@ ALONE_TOKENS = (128, 256)  # tokens of prompts in a batch without decode rows
 ROWS_BESIDE_PROMPTS = {  # by tokens of prompts: fewer sizes where a step takes long anyway
     128: (32, 128, 192, 256, 384, 512, 768),
     256: (32, 128, 192, 256, 384, 512, 768),
-    512: (32, 128, 256, 512),
+    384: (32, 128, 256, 512),
     1024: (32, 128, 256, 512),
 }
 PROMPT_TOKENS = 16  # length of the shortest prompts that a shape has enough rows for

@@ -29,7 +29,7 @@ from llm.kernels.products import gated_product, product
 from llm.kernels.registry import KernelSet
 from llm.kernels.rounding import FLOAT8, ScaledProduct, quantize_rows
 from llm.kernels.split_products import add_normalised, multiply_gated, multiply_split
-from llm.kernels.tuning import MAX_ROWS
+from llm.kernels.tuning import MANY_OUTPUTS, MAX_ROWS
 from llm.kernels.words import Words
 from llm.kv_cache.kv_pool import KVPool
 from llm.layers.decoder import (
@@ -55,7 +55,7 @@ from llm.layers.experts import (
     choose,
 )
 from llm.layers.factory import LinearFactory
-from llm.layers.fused import FusedHead, FusedLayer
+from llm.layers.fused import FusedHead, FusedLayer, NormedProduct
 from llm.layers.groups import Groups
 from llm.layers.linear import Linear
 from llm.layers.rotary import RotaryConfig
@@ -533,6 +533,22 @@ def test_a_head(rows: int) -> None:
     assert relative_error(head(hidden), expected) < 0.01
     assert torch.equal(head(hidden, out), out)
     assert torch.equal(out, head(hidden))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "expected"),
+    [(64, MANY_OUTPUTS, "kernel"), (65, MANY_OUTPUTS, "BLAS"), (65, MANY_OUTPUTS + 1, "kernel")],
+)
+def test_what_multiplies_the_head_of_a_large_vocabulary(
+    rows: int, outputs: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr("llm.layers.fused.multiply_rows", lambda *_: chosen.append("kernel"))
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: chosen.append("BLAS"))
+    weight = torch.zeros(outputs, 8, dtype=HALF)
+    product = NormedProduct(Parts().norm(), plain().linear(LinearWeight(weight)), ALL)
+    product.multiply_wide(torch.zeros(rows, 8, dtype=HALF), weight, torch.empty(rows, outputs))
+    assert chosen == [expected]
 
 
 def test_the_selection_of_products() -> None:

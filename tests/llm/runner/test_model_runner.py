@@ -17,10 +17,12 @@ from llm.errors import CapacityError, ConfigError, RequestError
 from llm.models.llama import LlamaModel
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import Request, SamplingParams
+from llm.runner import device_memory
 from llm.runner.device_memory import (
     available_bytes,
     get_available_gpu_memory,
     get_total_gpu_memory,
+    usable_bytes,
 )
 from llm.runner.memory_planning import MAX_CPU_KV_BYTES
 from llm.runner.model_runner import ModelRunner
@@ -291,6 +293,24 @@ def test_memory_getters() -> None:
     assert get_available_gpu_memory("cpu") == 0.0
     assert 0.0 <= get_available_gpu_memory() <= get_total_gpu_memory()
     assert available_bytes(torch.device("cpu")) > 2**20
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "usable"),
+    [
+        (100, 0.9, 90),
+        (100, 0.45, 45),  # two engines that share a GPU, before the other one has its memory
+        (55, 0.45, 45),  # and behind it
+        (40, 0.9, 36),
+        (40, 0.45, 36),
+        (100, 0.97, 97),
+    ],
+)
+def test_a_share_of_a_gpu_is_the_same_next_to_other_programs(
+    free: int, share: float, usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "_gpu_memory", lambda device, number: (free, 100))
+    assert usable_bytes(torch.device("cuda:0"), share) == usable
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

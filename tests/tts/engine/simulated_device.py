@@ -8,7 +8,8 @@ call `call_s`, and more for each frame of each row that its graph has (a power o
 plans and starts a step while the former one runs, as a server with overlap does, and needs time for
 each step, row and window. The numbers are those of one H200 (benchmarks/RESULTS.md), and what one
 costs the other is chosen so that 240 streams of Orpheus and 750 of Llasa without `--pace-streams`
-have the measured rows of a step and steps per second.
+have the rows of a step and steps per second that were measured with the decoders' kernels of then,
+which took up to three times as long as today's.
 """
 
 from __future__ import annotations

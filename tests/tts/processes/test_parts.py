@@ -233,6 +233,21 @@ def test_engines_for_prompts_share_the_memory_and_have_devices_of_their_own(
         assert own.model.kv_cache.device_memory_utilization == whole / 4
 
 
+def test_an_engine_for_prompts_has_its_gpu_where_replicas_share_another(
+    tiny_checkpoint: Path,
+) -> None:
+    model = {"model_path": str(tiny_checkpoint), "device_specs": ["cuda:0"]}
+    serve = config(tiny_checkpoint, model={**model, "data_parallel_degree": 2})
+    serve = replace(serve, server=ServerConfig(prefill_devices=["cuda:1"]))
+    whole = serve.model.model.kv_cache.device_memory_utilization
+    decodes = serve.of_replica(1, "ipc:///tmp/one", ("ipc:///tmp/two",)).model
+    prompts = serve.of_prefill(0, "ipc:///tmp/two").model
+    assert prompts.model.device_specs == ["cuda:1"]
+    assert prompts.model.kv_cache.device_memory_utilization == whole
+    assert decodes.model.device_specs == ["cuda:0"]
+    assert decodes.model.kv_cache.device_memory_utilization == whole / 2
+
+
 def test_a_role_needs_processes(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"prefill_only needs tts\.serve with front_ends of at"):
         create_service(config(tiny_checkpoint, pipeline_role="prefill_only").model)
