@@ -23,9 +23,9 @@ from decoder.window_inputs import Span
 
 TAPS = tl.constexpr(7)
 LARGEST_HALF = tl.constexpr(65504.0)
-STEPS = 8  # times that a thread of `_unit_kernel` computes
-LANES = 8  # times that a program of it computes at once
-TIMES = 32  # of a program of `_snake_kernel`
+STEPS = 8  # outputs of a chain of `_unit_kernel`
+LANES = 8  # chains of a program of it
+TIMES = 32  # columns in time of a program of `_snake_kernel`
 CHANNELS = 64  # of a program of both
 
 
@@ -278,7 +278,8 @@ def product(
 ) -> Tensor:
     """Return float32 [B, T, N]: a [B, T, K] @ weights [K, N] + offsets [N].
 
-    Rows of a may overlap. `onto` [B, T, N], contiguous: the product is added to it, in place.
+    a may be a view whose rows share memory. `onto` [B, T, N], contiguous: the product is added to
+    it, in place.
     `scales` [B, T]: the product is multiplied by them and added to a; then K = N.
     """
     rows, length, depth = a.shape

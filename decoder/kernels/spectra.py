@@ -20,9 +20,9 @@ BLOCK = tl.constexpr(256)
 def _polar_kernel(
     polar: tl.tensor, out: tl.tensor, size: tl.tensor, stride: tl.tensor, most: tl.tensor
 ) -> None:
-    """Program (k, m): `BLOCK` numbers of one spectrum, real and imaginary parts in turn."""
-    line = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Program (m, k): `BLOCK` numbers of one spectrum, real and imaginary parts in turn."""
+    line = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     magnitude = tl.load(polar + line * stride + k, mask=k < size, other=0.0)
     phase = tl.load(polar + line * stride + size + k, mask=k < size, other=0.0)
     magnitude = tl.minimum(tl.exp(magnitude), most)
@@ -65,7 +65,7 @@ def spectra_of(polar: Tensor, size: int, most: float) -> Tensor:
     assert polar.is_contiguous()
     rows, count, stride = polar.shape
     out = polar.new_empty(rows, count, size, 2)
-    grid = triton.cdiv(size, BLOCK.value), rows * count
+    grid = rows * count, triton.cdiv(size, BLOCK.value)  # the second one is limited
     _polar_kernel[grid](polar, out, size, stride, most, num_warps=4)
     return torch.view_as_complex(out)
 

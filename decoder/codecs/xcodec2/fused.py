@@ -74,7 +74,10 @@ class FusedLayer(nn.Module):
 
 
 class FusedNetwork(nn.Module):
-    """Decodes codes to samples, like the network from whose weights it is made."""
+    """Decodes codes to samples, like the network from whose weights it is made.
+
+    It stays on that network's device: what is made of the weights does not move with them.
+    """
 
     def __init__(self, network: Xcodec2Network) -> None:
         super().__init__()

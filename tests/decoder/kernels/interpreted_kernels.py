@@ -28,7 +28,7 @@ from decoder.kernels.attention import attend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
 from decoder.kernels.norm import group_norm_silu
-from decoder.kernels.rows import pack_unit, snake_rows, unit_rows
+from decoder.kernels.rows import pack_unit, product, snake_rows, unit_rows
 from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
 from decoder.streaming import blend
@@ -76,6 +76,44 @@ def test_units_of_rows(length: int, dilation: int, is_padded: bool) -> None:
     got = unit_rows(x, pack_unit(unit.dilated, *alphas), dilation, torch.float32, own)
     expected = unit.snake_out(unit.dilated(unit.snake_in(x.mT, own)))
     torch.testing.assert_close(got.mT, expected)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "depth", "width", "dtype"),
+    [
+        (2, 75, 100, 130, torch.float32),
+        (3, 50, 70, 200, torch.float16),
+        (1, 1, 1, 1, torch.float32),
+    ],
+)
+def test_products_of_rows(
+    batch: int, length: int, depth: int, width: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(length)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    a, weights, offsets = (
+        normal(batch, length, depth).to(dtype),
+        normal(depth, width),
+        normal(width),
+    )
+    weights = weights.to(dtype)
+    plain = a.float() @ weights.float() + offsets
+    assert error(product(a, weights, offsets), plain) < 1e-5
+    onto = normal(batch, length, width)
+    expected = onto + plain
+    assert error(product(a, weights, offsets, onto=onto), expected) < 1e-5
+    ahead = normal(batch, length + 1, depth).to(dtype)
+    pairs = ahead.as_strided((batch, length, 2 * depth), (*ahead.stride()[:2], 1))
+    both = torch.cat((weights, -weights))
+    expected = torch.cat((ahead[:, :-1], ahead[:, 1:]), -1).float() @ both.float()
+    assert error(product(pairs, both, None), expected) < 1e-5
+    x, scales = normal(batch, length + 7, depth)[:, 3:-4], normal(batch, length)
+    square = normal(depth, depth).to(dtype)
+    expected = x + scales[..., None] * (x.to(dtype).float() @ square.float())
+    assert error(product(x, square, None, scales=scales), expected) < 1e-5
 
 
 def test_values_beyond_16_bits_become_the_largest() -> None:
