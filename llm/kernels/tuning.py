@@ -30,9 +30,8 @@ THREAD_BYTES, LONG_THREAD_BYTES = 192, 256
 LONG_INPUTS = 4096  # from here on: twice the threads and two tiles in flight
 LONG_PROGRAMS = 264  # two per processor of an H200
 MANY_OUTPUTS = 65_536
-# Many outputs in float32 are multiplied by our kernel for up to MAX_WIDE_ROWS rows, and for more of
-# them where the number of outputs is no multiple of BLAS_OUTPUTS: there BLAS is slow.
-MAX_WIDE_ROWS, BLAS_OUTPUTS = 64, 8
+MAX_WIDE_ROWS = 64  # with many outputs in float32
+BLAS_OUTPUTS = 8  # for other than multiples of these BLAS chooses a kernel of older GPUs
 HALF_OUTPUTS, HALF_BLOCK_IN = 16, 512
 HALF_INPUTS = 2048  # up to here four warps
 HALF_REGISTERS, MOST_HALF_INPUTS = 80, 3072  # three programs of eight warps fit on a processor

@@ -23,6 +23,7 @@ layer.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -182,7 +183,7 @@ class NormedProduct:
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
-        # For few rows, and for some numbers of outputs, BLAS is slower with results in float32.
+        # BLAS takes longer for many outputs of few rows in float32.
         self._is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
         self._level = kernels.launch_level
 
@@ -207,10 +208,13 @@ class NormedProduct:
 
     def multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """Write the product in a wider format without rounding in between."""
-        if self._is_wide and (len(normed) <= MAX_WIDE_ROWS or len(weight) % BLAS_OUTPUTS):
+        if self._is_wide and len(normed) <= MAX_WIDE_ROWS:
             multiply_rows(normed, weight, out)
             return out
-        return torch.mm(normed, weight.t(), out_dtype=out.dtype, out=out)
+        aligned = len(weight) - len(weight) % BLAS_OUTPUTS
+        for start, end in pairwise(sorted({0, aligned, len(weight)})):
+            torch.mm(normed, weight[start:end].t(), out_dtype=out.dtype, out=out[:, start:end])
+        return out
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
