@@ -39,11 +39,11 @@ def _narrowed(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["length"])
 def _snake_kernel(
-    x: tl.tensor,
-    table: tl.tensor,
-    out: tl.tensor,
+    x: tl.tensor,  # [B, T, C]
+    table: tl.tensor,  # [2, C]
+    out: tl.tensor,  # [B, SIDE + T + SIDE, C]
     own: tl.tuple,
-    strides: tl.tuple,
+    strides: tl.tuple,  # of x: of rows and columns
     channels: tl.tensor,
     length: tl.tensor,
     SIDE: tl.constexpr,
@@ -68,11 +68,11 @@ def _snake_kernel(
 
 @triton.jit(do_not_specialize=["length", "dilation"])
 def _unit_kernel(
-    x: tl.tensor,
-    table: tl.tensor,
-    out: tl.tensor,
+    x: tl.tensor,  # [B, T, C]
+    table: tl.tensor,  # [12, C]
+    out: tl.tensor,  # [B, T, C], or [B, T]
     own: tl.tuple,
-    strides: tl.tuple,
+    strides: tl.tuple,  # of x: of rows and columns
     channels: tl.tensor,
     length: tl.tensor,
     dilation: tl.tensor,
@@ -83,9 +83,9 @@ def _unit_kernel(
 ) -> None:
     """Program (g, c, b): chains of times `dilation` apart, `STEPS` outputs each.
 
-    A chain has the last seven snakes in registers: each is computed once. Values outside of the row
-    count as zeros. `SUMS`: instead of the second snake, tanh of the sum of the channels, zero in
-    padding.
+    A chain has the last seven snakes in registers, and computes each once. Values outside of the
+    row count as zeros. `SUMS`: instead of the second snake, tanh of the sum of the channels, zero
+    in padding.
     """
     row = tl.program_id(2).to(tl.int64)
     first, last = own_columns(own, row, length)
@@ -131,12 +131,12 @@ def _unit_kernel(
 
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def _product_kernel(
-    a: tl.tensor,
-    weights: tl.tensor,
-    base: tl.tensor,
-    offsets: tl.tensor,
-    scales: tl.tensor,
-    out: tl.tensor,
+    a: tl.tensor,  # [B, T, K]
+    weights: tl.tensor,  # [K, N]
+    base: tl.tensor,  # [B, T, N]
+    offsets: tl.tensor,  # [N]
+    scales: tl.tensor,  # [B, T]
+    out: tl.tensor,  # [B, T, N]
     strides: tl.tuple,
     sizes: tl.tuple,
     num_rows: tl.tensor,

@@ -116,7 +116,7 @@ class RowStage:
     def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
         self._rate = stage.rate
         self._table = rows.pack_snake(stage.snake.alpha)
-        # a time's phases have weights for this input, and for the one before
+        # Output p of an input is the sum of it by weight p and of the one before by p + rate.
         phases = stage.up.weight.detach().transpose(1, 2)  # [C, 2 rate, C / 2]
         both = torch.cat((phases[:, stage.rate :], phases[:, : stage.rate]))
         self._weights = both.flatten(1).to(dtype).contiguous()
@@ -133,7 +133,7 @@ class RowStage:
         start *= self._rate
         if self._noise is not None and noise is not None:
             x = rows.product(x, self._noise, None, scales=noise(start, x.shape[1])[:, 0])
-        x = x.contiguous()  # nothing to do behind a product
+        x = x.contiguous()  # as it is already if noise was added
         own = own and own.raised(self._rate)
         for unit in self._units:
             unit.add_to(x, own and own.beginning(start))
