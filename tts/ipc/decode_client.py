@@ -47,7 +47,7 @@ from tts.ipc.endpoints import Endpoints
 from tts.ipc.inbox import Inbox
 from tts.ipc.messages import Pages
 from tts.ipc.remote_client import RemoteEngineClient, RemotePrompt
-from tts.ipc.replicas import KEY_TOKENS, choose, preferred_of
+from tts.ipc.replicas import KEY_TOKENS, Load, choose, preferred_of
 from tts.ipc.sockets import MAX_MESSAGE_BYTES
 from tts.observe.engine_status import EngineStatus
 
@@ -431,7 +431,7 @@ class DecodeClient:
         that takes work.
         """
         loads = {
-            number: max(self._num_open[number], prefill.num_sequences)
+            number: Load(self._num_open[number], prefill.num_sequences)
             for number, prefill in enumerate(self._prefills)
             if number not in tried and prefill.takes_work
         }

@@ -5,6 +5,10 @@
 
 Requests with one key share an adapter or cached pages, which only the engine that has them can
 use. All front ends prefer the same replica for a key. A request stays where it began.
+
+Heartbeats tell the load of a replica with all front ends' streams, but up to half a second late:
+if front ends went by them alone, all would choose the same replica until the next one. So a front
+end goes by its own streams first, each of which counts for all front ends: the others open as many.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +31,10 @@ from tts.observe.engine_status import ReplicatedStatus
 logger = logging.getLogger("tts.ipc")
 
 MARGIN = 2
-"""Streams more than the least loaded replica has, with which a preferred one is left."""
+"""Streams more than the least loaded replica has, own or reported, with which a preferred one is
+left."""
+OWN_WEIGHT = 3
+"""Weight of a front end's own streams against those of the last heartbeat."""
 KEY_TOKENS = 32
 """Number of tokens at the start of a voice or prompt by which a replica is preferred."""
 
@@ -37,24 +45,25 @@ class ReplicatedClient:
     """`EngineClient` of several engines in other processes. One event loop.
 
     `connect` returns a connected client. A replica that is lost, drains or sends no heartbeats gets
-    no requests until it answers again.
+    no requests until it answers again. `num_clients`: front ends of the server.
     """
 
-    def __init__(self, replicas: Sequence[RemoteEngineClient]) -> None:
+    def __init__(self, replicas: Sequence[RemoteEngineClient], num_clients: int = 1) -> None:
         self.replicas = tuple(replicas)
+        self._num_clients = num_clients
         self._num_open = [0] * len(self.replicas)  # of this front end's streams
         self._info: EngineInfo | None = None
         self._starting: list[asyncio.Task[None]] = []
 
     @classmethod
     async def connect(
-        cls, replicas: Sequence[RemoteEngineClient], *, waits_for_all: bool
+        cls, replicas: Sequence[RemoteEngineClient], num_clients: int = 1, *, waits_for_all: bool
     ) -> ReplicatedClient:
         """Connect to the replicas, which are not started; wait for all of them, or for the first.
 
         The others join when they answer. Raises ConfigError for the engine of another server.
         """
-        client = cls(replicas)
+        client = cls(replicas, num_clients)
         client._starting = [asyncio.create_task(replica.start()) for replica in replicas]
         wanted = asyncio.FIRST_EXCEPTION if waits_for_all else asyncio.FIRST_COMPLETED
         try:
@@ -131,17 +140,15 @@ class ReplicatedClient:
     def _choose(self, key: Key) -> int:
         """Return the number of the replica for a new stream.
 
-        Its load is the number of this front end's streams, or that of all sequences in the engine's
-        last heartbeat if it is larger. Without any that takes work, the stream fails on the
-        preferred one.
+        Without any that takes work, the stream fails on the preferred one.
         """
         preferred = preferred_of(key, len(self.replicas))
         loads = {
-            number: max(self._num_open[number], replica.num_sequences)
+            number: Load(self._num_open[number], replica.num_sequences)
             for number, replica in enumerate(self.replicas)
             if replica.takes_work
         }
-        return choose(preferred, loads)
+        return choose(preferred, loads, self._num_clients)
 
 
 def preferred_of(key: Key, count: int) -> int:
@@ -149,12 +156,29 @@ def preferred_of(key: Key, count: int) -> int:
     return zlib.crc32(repr(key).encode()) % count
 
 
-def choose(preferred: int, loads: Mapping[int, int]) -> int:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams of an engine: those of the client that chooses, and all at its last heartbeat."""
+
+    own: int
+    reported: int
+
+
+def choose(preferred: int, loads: Mapping[int, Load], num_clients: int = 1) -> int:
     """Return the number of the engine for new work: the preferred one, unless another one has
-    clearly less load. `loads`: those of the engines that take work.
+    clearly less load. `loads`: those of the engines that take work, of which `num_clients` clients
+    like this one choose.
     """
-    least = min(loads, key=loads.__getitem__, default=preferred)
-    is_near = preferred in loads and loads[preferred] < loads[least] + MARGIN
+
+    def total(number: int) -> int:
+        load = loads[number]
+        return OWN_WEIGHT * num_clients * load.own + load.reported
+
+    least = min(loads, key=total, default=preferred)
+    if preferred not in loads:
+        return least
+    near, far = loads[preferred], loads[least]
+    is_near = near.own < far.own + MARGIN and near.reported < far.reported + MARGIN
     return preferred if is_near else least
 
 

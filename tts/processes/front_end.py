@@ -50,7 +50,9 @@ async def run(launch: Launch, report: Reporter) -> int:
             return await connected(launch.endpoints, ENGINE_NAME)
         clients = [RemoteEngineClient(endpoints, launch.name) for endpoints in launch.replicas]
         # Ready means all at first; after a restart one that is being restarted is not waited for.
-        return await ReplicatedClient.connect(clients, waits_for_all=not launch.is_restart)
+        return await ReplicatedClient.connect(
+            clients, server_config.front_ends, waits_for_all=not launch.is_restart
+        )
 
     async def load(server: SpeechServer) -> Service:
         client = await connected_to_model()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from tts.errors import EngineLostError
 from tts.ipc.endpoints import Endpoints, replica_base
 from tts.ipc.engine_server import EngineServer
 from tts.ipc.remote_client import RemoteEngineClient
-from tts.ipc.replicas import MARGIN, ReplicatedClient
+from tts.ipc.replicas import MARGIN, Load, ReplicatedClient, choose
 
 COUNT = 2
 
@@ -110,6 +112,37 @@ def test_streams_of_one_voice_are_spread_by_load() -> None:
             await asyncio.gather(*streams)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("has_one_key", [False, True])
+def test_front_ends_do_not_all_choose_one_replica_between_two_heartbeats(has_one_key: bool) -> None:
+    """3,240 streams on four engines by 16 front ends, 810 calls per second, half of them between
+    two heartbeats; in steps of 50 ms.
+    """
+    rng = random.Random(1)
+    num_clients, count, period_s = 16, 4, 0.05
+    own = [[0] * count for _ in range(num_clients)]
+    reported = [0] * count
+    ends: dict[int, list[tuple[int, int]]] = {}
+    bursts, totals = list[int](), [0] * count
+    for step in range(round(20 / period_s)):
+        for client, number in ends.pop(step, ()):
+            own[client][number] -= 1
+        totals = [sum(each[number] for each in own) for number in range(count)]
+        if step % 10 == 0:
+            reported = totals
+        arrived = Counter[int]()
+        for _ in range(round(810 * period_s)):
+            client, preferred = rng.randrange(num_clients), 0 if has_one_key else rng.randrange(4)
+            loads = {n: Load(own[client][n], reported[n]) for n in range(count)}
+            number = choose(preferred, loads, num_clients)
+            own[client][number] += 1
+            arrived[number] += 1
+            ends.setdefault(step + round(rng.uniform(2, 6) / period_s), []).append((client, number))
+        if step * period_s > 6:
+            bursts += [arrived[number] for number in range(count)]
+            assert max(totals) - min(totals) < 0.1 * sum(totals)
+    assert sorted(bursts)[len(bursts) * 99 // 100] < 30, "of 40; each replica gets 10 on average"
 
 
 @pytest.mark.parametrize("lora", ["", "adapter"])
