@@ -78,6 +78,7 @@ class Setup:
     alone: int = 20  # number of clients, one after the other
     rate: float = 20.0  # calls per second
     seeds: int = 1  # number of seeds that the result is tried with
+    num_gpus: int = 1  # of the server
 
     @property
     def mean_s(self) -> float:
@@ -183,7 +184,7 @@ class Stage:
         plan = self.plan(seed=1000 * streams + seed, rate=rate, leaving=leaving)
         before, used = scrape(self.metrics_port), processor_s(self.pids)
         started = time.monotonic()
-        with device_busy() as busy:
+        with device_busy(self.setup.num_gpus) as busy:
             results = self.client_pool.run_plan(plan)
         seconds = time.monotonic() - started
         processes = busiest(used, processor_s(self.pids), seconds)
@@ -468,6 +469,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     split = given.index("--") if "--" in given else len(given)
     args, flags = parser().parse_args(given[:split]), given[split + 1 :]
+    num_gpus = args.gpus or args.replicas
     setup = Setup(
         low_s=args.lengths[0],
         high_s=args.lengths[1],
@@ -479,8 +481,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone=args.alone,
         rate=args.rate,
         seeds=args.repeat,
+        num_gpus=num_gpus,
     )
-    num_gpus = args.gpus or args.replicas
     speaker = SPEAKERS[args.shape].on_gpus(num_gpus)
     if args.replicas > 1:
         flags = ["--replicas", str(args.replicas), *flags]

@@ -83,15 +83,18 @@ def scrape(port: int) -> Samples:
 
 
 @contextmanager
-def device_busy() -> Iterator[list[float]]:
-    """Collect the percentage of time in which a kernel runs, five readings a second; none without a
-    GPU.
+def device_busy(num_gpus: int = 1) -> Iterator[list[float]]:
+    """Collect the percentage of time in which a kernel runs on the first GPUs that this process
+    sees, five readings a second of each; none without a GPU.
     """
     readings: list[float] = []
     if not torch.cuda.is_available():
         yield readings
         return
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_gpus)))
+    ids = ",".join(seen.split(",")[:num_gpus])
+    query = ["nvidia-smi", "--id=" + ids, "--query-gpu=utilization.gpu"]
+    query += ["--format=csv,noheader,nounits"]
     with subprocess.Popen([*query, "-lms", "200"], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield readings
