@@ -32,7 +32,7 @@ from tts.config.server import ServerConfig
 from tts.errors import TTSError, UnavailableError
 from tts.factory import create_service
 from tts.observe.logs import configure_logging
-from tts.processes.collector import tune_gc
+from tts.processes.collector import collect_regularly, tune_gc
 from tts.serve import read_config
 from tts.server.access import AccessControl
 from tts.server.context import ServerContext
@@ -129,6 +129,7 @@ class SpeechDeployment:
         )
         await self._service.warm_up()
         tune_gc()
+        collect_regularly(asyncio.get_running_loop())
         self._host.serve(self._service)
         self._servicers = {
             SERVICES[0].full_name: SpeechServicer(self._host),

@@ -338,6 +338,7 @@ class EngineServer:
 
     def _ended(self, peer: _Peer, number: int, stream: _Stream) -> None:
         peer.streams.pop(number, None)
+        stream.task = None  # a cancelled one refers to the stream: a cycle for the collector
         if not stream.is_slot:
             self._last_work_s = time.monotonic()
         self._unmap_pools(peer)

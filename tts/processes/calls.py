@@ -21,7 +21,7 @@ from tts.factory import WARM_UP_CODES, Service, create_service
 from tts.observe.exporter import register, serve_metrics
 from tts.observe.metrics import Metrics
 from tts.processes.child import Ready, Signals
-from tts.processes.collector import tune_gc
+from tts.processes.collector import collect_regularly, tune_gc
 from tts.riva import service as riva_service
 from tts.server.server import SpeechServer
 
@@ -103,6 +103,7 @@ async def serve_calls(
         ending.push_async_callback(service.close)
         await service.warm_up(warm_up_codes)
         tune_gc()
+        collect_regularly(asyncio.get_running_loop())
         ending.enter_context(expose_metrics(config, server.host.metrics, folder))
         ending.push_async_callback(stop_all, server, others)  # calls end before their engine
         await server.serve(service)

@@ -38,7 +38,7 @@ from tts.processes.child import (
     Reporter,
     Signals,
 )
-from tts.processes.collector import tune_gc
+from tts.processes.collector import collect_regularly, tune_gc
 
 logger = logging.getLogger("tts.engine")
 
@@ -72,6 +72,7 @@ async def run(launch: Launch, report: Reporter) -> int:
     try:
         client, endpoints = await _with_role(launch, local, info)
         tune_gc()
+        collect_regularly(asyncio.get_running_loop())
         server = EngineServer(client, info, endpoints, _admission(launch))
         try:
             with owner_only():

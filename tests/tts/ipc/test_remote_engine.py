@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
@@ -407,6 +408,31 @@ def test_places_are_shared_by_all_front_ends() -> None:
             admission.check_integrity()
 
     run(scenario)
+
+
+def test_calls_leave_no_cycles_for_the_garbage_collector() -> None:
+    """Each collection stops all streams."""
+    engine, num_calls = RampClient(), 40
+
+    async def scenario() -> None:
+        limits = AdmissionLimits(max_running=2, max_waiting=1, max_per_client=3)
+        async with remote_engine(engine, new_base(), admission=Admission(limits)) as served:
+            places = RemoteAdmission(served.clients)
+            for number in range(num_calls + 1):
+                async with in_slot(places, "a"):
+                    assert await listen(served.client, speech(f"heard-{number}"))
+                async with aclosing(served.client.speak(speech(f"left-{number}"))) as blocks:
+                    await anext(blocks)
+                if not number:
+                    gc.collect()
+                    gc.disable()
+            await served.until_idle()
+            assert gc.collect() < num_calls
+
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_job_waits_for_its_calls_place_in_the_engines_process() -> None:

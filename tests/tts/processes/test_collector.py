@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tts.cli.program import YOUNG_OBJECTS
-from tts.processes.collector import tune_gc
+from tts.processes import collector
+from tts.processes.collector import collect_regularly, tune_gc
 
 
 class Node:
@@ -43,3 +45,25 @@ def test_loaded_objects_are_frozen_and_cycles_are_collected(
     while garbage() is not None:
         keep = [Node() for _ in range(1000)]
         assert len(keep) == 1000
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_garbage_is_collected_by_time(
+    is_old: bool, thresholds: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Young garbage soon; that which outlived a collection by the next full one."""
+    monkeypatch.setattr(collector, "YOUNG_S", 0.01)
+    monkeypatch.setattr(collector, "PASSES", 5 if is_old else 10**9)
+    gc.set_threshold(10**9, *thresholds[1:])
+    node: Node | None = Node()
+    found = weakref.ref(node)
+    if is_old:
+        gc.collect(0)
+    node = None
+
+    async def wait() -> None:
+        collect_regularly(asyncio.get_running_loop())
+        while found() is not None:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(wait(), 60))
