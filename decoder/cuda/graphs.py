@@ -129,11 +129,10 @@ def _key(inputs: WindowInputs) -> Hashable:
 
 
 def batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Return powers of two, and `max_batch`."""
-    sizes = [1]
-    while sizes[-1] * 2 < max_batch:
-        sizes.append(sizes[-1] * 2)
-    return (*sizes, max_batch) if max_batch > 1 else (1,)
+    """Return powers of two, from 8 on also the numbers half-way between them, and `max_batch`."""
+    powers = [2**n for n in range(max_batch.bit_length())]
+    sizes = [*powers, *(size + size // 2 for size in powers if size >= 8)]
+    return (*sorted(size for size in sizes if size < max_batch), max_batch)
 
 
 def schedule_windows(decoder: AudioDecoder, options: StreamingOptions) -> list[DecodeWindow]:

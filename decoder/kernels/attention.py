@@ -1,8 +1,8 @@
 """A Triton kernel: attention of every code of a window to all others, or to those it may see.
 
 Imported only where there is a GPU; the reference is scaled_dot_product_attention with the bias of
-`PaddedRows`. It reads queries, keys and values where one product has written them, and products
-have three parts, as precise as those of float32.
+`PaddedRows`. It reads queries, keys and values where one product has written them. Products of
+float32 have three parts, which are as precise; those of float16 are summed in float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _attention_kernel(
     i = block * QUERIES + tl.arange(0, QUERIES)
     source = qkv + row * length * 3 * inner + head * dim + d
     is_query = (i[:, None] < length) & (d < dim)
-    query = tl.load(source + i[:, None] * 3 * inner, mask=is_query, other=0.0) * scale
+    query = tl.load(source + i[:, None] * 3 * inner, mask=is_query, other=0.0)
     highest = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM], tl.float32)
@@ -51,7 +51,7 @@ def _attention_kernel(
         own = (j >= first) & (j < last)
         place = source + inner + j[:, None] * 3 * inner
         keys = tl.load(place, mask=own[:, None] & (d < dim), other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale
         seen = own[None]
         if len(ranks) == 3:
             sees, rank, stride = ranks
@@ -66,13 +66,15 @@ def _attention_kernel(
         total = total * fading + tl.sum(shares, axis=1)
         values = tl.load(place + inner, mask=own[:, None] & (d < dim), other=0.0)
         mixed = mixed * fading[:, None]
-        mixed += tl.dot(shares, values, input_precision="tf32x3")
+        mixed += tl.dot(shares.to(values.dtype), values, input_precision="tf32x3")
     target = out + (row * length + i[:, None]) * inner + head * dim + d
     tl.store(target, mixed / tl.maximum(total, 1e-30)[:, None], mask=is_query)
 
 
 def attend(qkv: Tensor, num_heads: int, rows: PaddedRows) -> Tensor:
-    """Return [B, T, H D] for contiguous qkv [B, T, 3 H D] float32; padding is undefined."""
+    """Return [B, T, H D] for contiguous qkv [B, T, 3 H D] of the same type, float32 or float16;
+    padding is undefined.
+    """
     assert qkv.is_contiguous()
     count, length, width = qkv.shape
     dim = width // 3 // num_heads

@@ -1,10 +1,12 @@
-"""A Triton kernel: group norm over each row's own columns and SiLU, laid out for a convolution.
+"""Triton kernels: group norm over each row's own columns and SiLU, laid out for a convolution; and
+RMS norm. Both read float32 and write the type of the product behind them.
 
-Imported only where there is a GPU; the reference is in decoder.codecs.xcodec2.modules.
+Imported only where there is a GPU; the references are in decoder.codecs.xcodec2.modules.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
@@ -63,14 +65,14 @@ def _group_norm_silu_kernel(
             tl.store(target + (t * TAPS + tap) * width, value, mask=has_channel & (t < length))
 
 
-def group_norm_silu(norm: nn.GroupNorm, x: Tensor, own: Span | None) -> Tensor:
+def group_norm_silu(norm: nn.GroupNorm, x: Tensor, own: Span | None, dtype: torch.dtype) -> Tensor:
     """Normalise x [B, T, C] float32, contiguous. Return [B, T, 3 C]: each column between its
     neighbours, with zeros for padding, so that a product with a matrix is a convolution of 3 taps.
     """
     assert x.is_contiguous()
     rows, length, channels = x.shape
     size = channels // norm.num_groups
-    out = x.new_empty(rows, length, TAPS.value * channels)
+    out = x.new_empty(rows, length, TAPS.value * channels, dtype=dtype)
     _group_norm_silu_kernel[norm.num_groups, rows](
         x,
         norm.weight,
@@ -81,5 +83,34 @@ def group_norm_silu(norm: nn.GroupNorm, x: Tensor, own: Span | None) -> Tensor:
         norm.eps,
         CHANNELS=triton.next_power_of_2(size),
         num_warps=8,
+    )
+    return out
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    eps: tl.tensor,
+    BLOCK: tl.constexpr,  # a power of two, at least the size
+) -> None:
+    """Program (i): one line."""
+    line = tl.program_id(0).to(tl.int64) * size
+    c = tl.arange(0, BLOCK)
+    value = tl.load(x + line + c, mask=c < size, other=0.0)
+    scale = tl.rsqrt(tl.sum(value * value) / size + eps)
+    gain = tl.load(weight + c, mask=c < size, other=0.0)
+    tl.store(out + line + c, value * scale * gain, mask=c < size)
+
+
+def rms_norm(norm: nn.RMSNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Normalise x [..., C] float32, contiguous."""
+    assert x.is_contiguous()
+    size = x.shape[-1]
+    out = torch.empty_like(x, dtype=dtype)
+    _rms_norm_kernel[x.numel() // size,](
+        x, norm.weight, out, size, norm.eps, BLOCK=triton.next_power_of_2(size), num_warps=4
     )
     return out

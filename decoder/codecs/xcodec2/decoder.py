@@ -89,9 +89,9 @@ class Xcodec2Decoder(PaddedNetwork):
 def _for_device(network: Xcodec2Network, device: str) -> nn.Module:
     if device == "cpu":
         return network
-    from decoder.codecs.xcodec2.fused import FusedNetwork
+    from decoder.codecs.xcodec2.fused import FusedNetwork, product_dtype
 
-    return FusedNetwork(network)
+    return FusedNetwork(network, product_dtype(network))
 
 
 def xcodec2_config(codec: str, values: Mapping[str, Any]) -> Xcodec2Config:

@@ -101,10 +101,11 @@ def test_a_wrong_code_is_refused_before_anything_runs(network: AudioDecoder) -> 
     assert decoder.num_replays == 0
 
 
-def test_batch_sizes_are_powers_of_two_up_to_the_most() -> None:
+def test_batch_sizes_are_powers_of_two_and_between_them_up_to_the_most() -> None:
     assert batch_sizes(1) == (1,)
     assert batch_sizes(8) == (1, 2, 4, 8)
     assert batch_sizes(12) == (1, 2, 4, 8, 12)
+    assert batch_sizes(40) == (1, 2, 4, 8, 12, 16, 24, 32, 40)
 
 
 def test_on_a_cpu_nothing_is_recorded(network: AudioDecoder) -> None:

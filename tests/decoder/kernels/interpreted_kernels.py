@@ -22,12 +22,12 @@ from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
 from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.rows import RowDecoder
 from decoder.codecs.xcodec2.decoder import Xcodec2Decoder
-from decoder.codecs.xcodec2.fused import FusedNetwork
+from decoder.codecs.xcodec2.fused import FusedNetwork, product_dtype
 from decoder.codecs.xcodec2.modules import Xcodec2Network, normed_silu
 from decoder.kernels.attention import attend
 from decoder.kernels.finish import finish, keep_tails
 from decoder.kernels.noise import noise_of
-from decoder.kernels.norm import group_norm_silu
+from decoder.kernels.norm import group_norm_silu, rms_norm
 from decoder.kernels.rows import pack_unit, product, snake_rows, unit_rows
 from decoder.kernels.snake import scaled_snake, snake
 from decoder.keyed_noise import keyed_noise, noise_key
@@ -186,7 +186,16 @@ def test_norms(length: int, is_padded: bool) -> None:
     x = 3 + torch.randn(rows, length, channels, generator=generator)
     expected = normed_silu(norm, x.transpose(1, 2), own)
     near = F.pad(expected, (1, 1)).unfold(2, 3, 1).permute(0, 2, 3, 1).flatten(2)
-    torch.testing.assert_close(group_norm_silu(norm, x, own), near)
+    torch.testing.assert_close(group_norm_silu(norm, x, own, torch.float32), near)
+    torch.testing.assert_close(group_norm_silu(norm, x, own, torch.float16), near.half())
+
+
+def test_rms_norm() -> None:
+    norm = nn.RMSNorm(12, eps=1e-6)
+    norm.weight.data = torch.linspace(-2, 2, 12)
+    x = 3 + torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(rms_norm(norm, x, torch.float32), norm(x))
+    torch.testing.assert_close(rms_norm(norm, x, torch.float16), norm(x).half())
 
 
 @pytest.mark.parametrize("kind", ["exact", "padded", "masked"])
@@ -215,6 +224,8 @@ def test_attention(length: int, dim: int, kind: str) -> None:
     is_own = torch.tensor(True) if seen is None else seen.any(-1)[..., None].expand(-1, length, -1)
     difference = (got - expected.transpose(1, 2).flatten(2)).abs()
     assert difference.where(is_own, torch.tensor(0.0)).max() < 1e-5
+    difference = (attend(qkv.half(), heads, rows) - expected.transpose(1, 2).flatten(2)).abs()
+    assert difference.where(is_own, torch.tensor(0.0)).max() < 3e-3
 
 
 SMALL_XCODEC2 = {
@@ -237,7 +248,7 @@ def test_the_network_of_xcodec2(tmp_path: Path, kind: str) -> None:
     assert isinstance(plain, Xcodec2Decoder)
     assert isinstance(plain._network, Xcodec2Network)
     fused = copy(plain)
-    fused._network = FusedNetwork(plain._network)
+    fused._network = FusedNetwork(plain._network, torch.float32)
     options = replace(
         plain.spec.recommended,
         chunk_sizes=(5, 6),
@@ -297,3 +308,19 @@ def test_finishing(size: int, fade: int) -> None:
             if dtype is torch.int16:
                 expected = to_s16(expected)
             np.testing.assert_array_equal(found[: len(expected)], expected)
+
+
+@pytest.mark.parametrize("part", ["none", "norm_in", "conv_out", "ff_norm", "query", "ff_out"])
+def test_products_of_xcodec2_read_float16_if_nothing_can_exceed_it(
+    tmp_path: Path, part: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_XCODEC2))
+    plain = create_decoder(tmp_path, test_mode=True)
+    assert isinstance(plain, Xcodec2Decoder)
+    network = plain._network
+    assert isinstance(network, Xcodec2Network)
+    for name, weight in network.named_parameters():
+        if part in name and name.endswith("weight"):
+            weight.flatten()[-1] = 1e6
+    expected = torch.float16 if part == "none" else torch.float32
+    assert product_dtype(network) is expected
