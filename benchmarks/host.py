@@ -153,6 +153,9 @@ class NothingCaptured(GraphCapture):
     def replay(self) -> None:
         """See `CapturedWork`."""
 
+    def reset(self) -> None:
+        """See `CapturedWork`."""
+
 
 class HostOnlySampler(BufferedSampler):
     """Sampling without the draw: each row gets token 0, which is a code."""

@@ -46,7 +46,7 @@ class Group(ABC):
 
     def abort(self) -> None:
         """End NCCL's collectives that wait for a rank that has ended; they raise. Kernels that wait
-        for its memory end with this process. Callable from any thread.
+        for its memory end with this process. Returns at once; callable from any thread.
         """
         return
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from llm.errors import ConfigError
+from llm.parallel.bounded_end import BoundedEnd
 from llm.parallel.group import Group
 from llm.parallel.peer_memory import Mailbox, PeerMemory, Shelf
 
@@ -48,8 +49,10 @@ class ProcessGroup(Group):
         self._device = device
         self._tensors: Any = self._host
         self._peers: PeerMemory | None = None
+        self._end: BoundedEnd | None = None
         if device.type == "cuda":
             self._tensors = _nccl(distributed.PrefixStore("device", store), rank, size, device)
+            self._end = BoundedEnd(self._tensors)
             name = f"sonant {meeting}"
             self._peers = self._peer_memory(name, distributed.PrefixStore("peers", store))
         self.sums_in_order = device.type == "cpu"
@@ -147,15 +150,15 @@ class ProcessGroup(Group):
 
     def abort(self) -> None:
         """See `Group`. Gloo's collectives raise without it when a connection ends."""
-        if self._device.type == "cuda":
-            self._tensors.abort()
+        if self._end is not None:
+            self._end.begin()
 
     def close(self) -> None:
-        """See `Group`. NCCL's own end waits for the other ranks, which have ended."""
+        """See `Group`. The other ranks have ended."""
         if self._peers is not None:
             self._peers.close()
-        if self._tensors is not None:
-            self.abort()
+        if self._end is not None:
+            self._end.wait()
         self._host = self._tensors = self._peers = None
         self._buffers.clear()
 

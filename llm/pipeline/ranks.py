@@ -252,18 +252,29 @@ def _watch(
 
 
 def _end(processes: list[subprocess.Popen[bytes]], is_ending: threading.Event) -> None:
-    """End processes by the end of their standard input."""
+    """End processes by the end of their standard input; kill those that do not end."""
     is_ending.set()
     for process in processes:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended before it read everything
                 process.stdin.close()
-    deadline_s = time.monotonic() + STOP_S
+    if _running(processes, "and are killed"):
+        for process in processes:
+            process.kill()
+        _running(processes, "although they were killed")  # a driver's call holds them
     for process in processes:
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _running(processes: list[subprocess.Popen[bytes]], what_follows: str) -> bool:
+    """Wait until all have ended, for at most `STOP_S`; return whether some run, and log which."""
+    deadline_s, ranks = time.monotonic() + STOP_S, []
+    for rank, process in enumerate(processes, start=1):
         try:
             process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+            ranks.append(rank)
+    if ranks:
+        logger.error("ranks %s have not ended within %g s %s", ranks, STOP_S, what_follows)
+    return bool(ranks)

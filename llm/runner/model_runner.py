@@ -501,6 +501,8 @@ class ModelRunner(MemoryPlanning, TensorInterface):
 
     def shutdown(self) -> None:
         """Free model and memory. Idempotent."""
+        if self.graph_runner is not None:
+            self.graph_runner.free()
         self.graph_runner = self.attn_backend = None
         self.token_to_kv_pool = self.gdn_pool = self.model = None
         self.token_sampler = self.sampler

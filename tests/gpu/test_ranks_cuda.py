@@ -41,8 +41,8 @@ def config(checkpoint: Path, devices: list[str], **keys: Any) -> PipelineConfig:
         "kv_cache": {"kv_cache_page_size": 16, "num_pages": 128},
         **keys.pop("model", {}),
     }
-    switches = {"enable_penalties": True}
-    return PipelineConfig(model=model, max_batch_size=8, sampling=switches, **keys)
+    keys = {"max_batch_size": 8, "sampling": {"enable_penalties": True}} | keys
+    return PipelineConfig(model=model, **keys)
 
 
 def run(checkpoint: Path, devices: list[str], **keys: Any) -> tuple[list[list[Token]], int]:
@@ -81,6 +81,18 @@ def test_two_gpus_with_experts_generate_the_tokens_of_one(tmp_path: Path, overla
         assert found == expected
     eager, _ = run(folder, TWO, ep_size=2, model={"disable_cuda_graph": True}, **keys)
     assert eager == expected
+
+
+def test_a_group_ends_after_its_collectives_were_captured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NCCL takes sums of more than 4 MB: here those of more than 128 rows."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    folder = write_llama(tmp_path, **SHAPE | heads | {"hidden_size": 8192})
+    found, replays = run(folder, TWO, max_num_steps=1, max_batch_size=256)
+    assert min(map(len, found)) > 12
+    assert replays > 0
+    assert "not ended" not in caplog.text
 
 
 def test_idle_gpus_run_forwards_together(tmp_path: Path) -> None:

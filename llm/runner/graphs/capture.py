@@ -15,6 +15,9 @@ class CapturedWork(Protocol):
     def replay(self) -> None:
         """Queue the work again: the same kernels on the same memory with its current contents."""
 
+    def reset(self) -> None:
+        """Free the work, which cannot be replayed any more."""
+
 
 class GraphCapture(ABC):
     """Captures work that writes its results to memory that the caller keeps."""

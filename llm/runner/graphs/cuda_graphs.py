@@ -180,6 +180,12 @@ class GraphRunner:
             num_prompts = sum(shape.num_prompts > 0 for shape in missing)
             logger.info(text, len(missing), self._sizes[-1], num_prompts, seconds)
 
+    def free(self) -> None:
+        """Free all graphs, also of those who still refer to them: NCCL's end waits for that."""
+        for captured in self._captured.values():
+            captured.work.reset()
+        self._captured.clear()
+
     def run(self, shapes: Iterable[CapturedShape]) -> None:
         """Run the forwards of shapes with padding rows, without capturing them."""
         for shape in shapes:

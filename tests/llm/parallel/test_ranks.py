@@ -18,6 +18,7 @@ import pytest
 from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
 from llm.errors import EngineStoppedError
+from llm.pipeline import ranks
 from llm.pipeline.ranks import RankLaunch
 from llm.pipeline.registry import create_pipeline
 from llm.request import FinishReason, Request, SamplingParams
@@ -98,6 +99,31 @@ def test_ranks_with_experts_generate_the_tokens_of_one_until_one_is_killed(tmp_p
     with pytest.raises(EngineStoppedError):
         engine.submit(Request("b", (5, 6, 7)))
     pipeline_of(engine).shutdown()
+
+
+def test_ranks_that_do_not_end_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One is stopped during a step; all others wait for it in a collective."""
+    monkeypatch.setattr(ranks, "STOP_S", 1.0)
+    engine = create_engine(ranks_config(write_qwen3_moe(tmp_path, **HEADS), 4, ep_size=4))
+    leader = pipeline_of(engine).leader
+    assert leader is not None
+    engine.start()
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    stream = engine.submit(Request("a", (5, 6, 7), endless))
+    assert next(stream).token_ids
+    os.kill(leader.process_ids[1], signal.SIGSTOP)
+    wait_for(lambda: engine.stats().turn_s > 0.5)
+    assert not engine.shutdown(0.1)
+    pipeline_of(engine).shutdown()
+    assert "ranks [1, 2, 3] have not ended within 1 s and are killed" in caplog.text
+    assert "although" not in caplog.text
+    wait_stopped(engine)
+    assert list(stream)[-1].finish_reason is FinishReason.ERROR
+    for process_id in leader.process_ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
 
 
 def test_idle_ranks_run_forwards(tmp_path: Path) -> None:

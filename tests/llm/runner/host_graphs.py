@@ -13,15 +13,19 @@ from tests.llm.llama_checkpoints import pipeline_config
 
 
 class HostCapture(GraphCapture):
-    """Counts captures. A replay reads the current contents of the buffers."""
+    """Keeps what it captures. A replay reads the current contents of the buffers."""
 
     def __init__(self) -> None:
-        self.num_captured = 0
+        self.captured: list[CapturedWork] = []
+
+    @property
+    def num_captured(self) -> int:
+        return len(self.captured)
 
     def capture(self, work: Callable[[], None]) -> CapturedWork:
-        self.num_captured += 1
         work()
-        return _Again(work)
+        self.captured.append(_Again(work))
+        return self.captured[-1]
 
 
 class _Again:
@@ -30,6 +34,13 @@ class _Again:
 
     def replay(self) -> None:
         self._work()
+
+    def reset(self) -> None:
+        self._work = _is_freed
+
+
+def _is_freed() -> None:
+    raise RuntimeError("the work is freed")
 
 
 def use_graphs(runner: ModelRunner) -> HostCapture:

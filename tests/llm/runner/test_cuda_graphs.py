@@ -305,6 +305,17 @@ def same_with_graphs(
     return counts
 
 
+def test_graphs_that_something_refers_to_are_freed(checkpoint: Path) -> None:
+    runner = ModelRunner(pipeline_config(checkpoint, max_batch_size=2))
+    runner.initialize()
+    capture = use_graphs(runner)
+    assert capture.captured
+    runner.shutdown()
+    for work in capture.captured:
+        with pytest.raises(RuntimeError, match="freed"):
+            work.replay()
+
+
 def test_a_runner_driven_by_tensors_replays(checkpoint: Path) -> None:
     eager, replayed = create_pair(checkpoint, max_batch_size=2)
     kept = []
