@@ -1,4 +1,4 @@
-"""`BoundedEnd`: the end of a group of NCCL, for which nobody waits without a limit.
+"""`BoundedEnd`: the end of a group of NCCL, for which its process waits a limited time only.
 
 NCCL waits until every captured graph with one of its collectives is destroyed, and for threads that
 wait for other ranks. No signal interrupts it.

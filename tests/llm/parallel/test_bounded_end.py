@@ -27,7 +27,7 @@ class Stuck:
 end = bounded_end.BoundedEnd(Stuck())
 if sys.argv[1] == "waits":
     end.wait()
-    print("goes on")
+    print("continues")
 """
 
 
@@ -44,7 +44,7 @@ class Group:
 def test_a_process_ends_although_its_group_does_not(how: str) -> None:
     program = [sys.executable, "-c", PROGRAM, how]
     done = subprocess.run(program, capture_output=True, text=True, timeout=HANG_S, check=True)
-    expected = ("goes on\n", True) if how == "waits" else ("", False)
+    expected = ("continues\n", True) if how == "waits" else ("", False)
     assert (done.stdout, "NCCL has not ended within 0.2 s" in done.stderr) == expected
 
 
