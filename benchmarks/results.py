@@ -25,7 +25,7 @@ from benchmarks.report import HEADER, Figure, Machine, Report
 TITLE = """# Results
 
 Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed;
-`--run gpu`, `two_engines`, `two_gpus` or `cpu` runs those of a kind of machine, and
+`--run gpu`, `two_engines`, `two_gpus`, `four_gpus` or `cpu` runs those of a kind of machine, and
 `--into benchmarks/RESULTS.md` replaces their sections. The value of a row is the median of its
 runs, `range` their least and greatest; one run has no range.
 
@@ -130,6 +130,17 @@ KINDS: dict[str, dict[str, str]] = {
         }.items()
     }
     | {"roles": f"roles {QUICK}"},
+    "four_gpus": {
+        "experts_four": "core --shape qwen3-30b-a3b --ep-size 4 --model.device-specs "
+        "cuda:0,cuda:1,cuda:2,cuda:3 --part decode throughput --limit-s 20 --repeat 3 "
+        f"{OVERLAP} --max-batch-size 256 --max-length 2304",
+        "replicas_one": "serve --shape a --part streams --start 900 --most 1150 --closeness 0.15 "
+        f"{SERVED} {EARLY}",
+        # from 3.6 times the streams of one
+        "replicas_four": "serve --shape a --part streams --replicas 4 --start 2632 --most 2851 "
+        "--closeness 0.05 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 32 -- "
+        f"{OVERLAP} --front-ends 16 {EARLY}",
+    },
     "cpu": {
         "cpu_cold_start": "cold_start",
         "cpu_first_audio": "first_audio",
