@@ -15,7 +15,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
@@ -145,6 +146,43 @@ class RowColumns(NamedTuple):
     embeds: tuple[bool, ...] = ()
 
 
+class Rows(Sequence[ScheduledRow]):
+    """Rows that are kept as columns. A row is created when it is read: most steps need none."""
+
+    __slots__ = ("_rows", "columns")
+
+    def __init__(self, columns: RowColumns) -> None:
+        self.columns = columns
+        self._rows: tuple[ScheduledRow, ...] | None = None  # once all of them were read
+
+    def _all(self) -> tuple[ScheduledRow, ...]:
+        if self._rows is None:
+            self._rows = tuple(map(ScheduledRow._make, zip(*self.columns, strict=True)))
+        return self._rows
+
+    def __iter__(self) -> Iterator[ScheduledRow]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, place: int) -> ScheduledRow: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ScheduledRow]: ...
+
+    def __getitem__(self, place: int | slice) -> ScheduledRow | Sequence[ScheduledRow]:
+        if isinstance(place, slice) or self._rows is not None:
+            return self._all()[place]
+        return ScheduledRow._make([column[place] for column in self.columns])
+
+    def __len__(self) -> int:
+        return len(self.columns.request_id)
+
+
+def columns_of(rows: Sequence[ScheduledRow]) -> RowColumns:
+    """Return the columns of rows, which are faster to read than a field of each row."""
+    return rows.columns if isinstance(rows, Rows) else RowColumns(*zip(*rows, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """The rows of one step, and how many decode forwards to run for them.
@@ -153,7 +191,7 @@ class ScheduledBatch:
     `Sequence.is_plain`), so that the rows need not be inspected one by one.
     """
 
-    rows: tuple[ScheduledRow, ...]
+    rows: Sequence[ScheduledRow]
     mode: ForwardMode
     num_steps: int = 1
     is_plain: bool = False
@@ -161,24 +199,25 @@ class ScheduledBatch:
 
     @property
     def columns(self) -> RowColumns:
-        """Return the columns of `rows`, which are faster to read than a field of each row."""
+        """Return the columns of `rows`, see `columns_of`."""
         if not self._columns:
-            self._columns.append(RowColumns(*zip(*self.rows, strict=True)))
+            self._columns.append(columns_of(self.rows))
         return self._columns[0]
 
     @property
-    def sampling_rows(self) -> tuple[ScheduledRow, ...]:
+    def sampling_rows(self) -> Sequence[ScheduledRow]:
         """Return the rows that sample: all but prompt chunks that are not the last."""
-        if self.is_plain and self.mode is ForwardMode.DECODE:
+        samples = self.columns.samples
+        if all(samples):
             return self.rows
-        return tuple([row for row in self.rows if row.samples])
+        return Rows(RowColumns._make(tuple(compress(c, samples)) for c in self.columns))
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens fed to the first forward."""
         if self.mode is ForwardMode.DECODE:
             return len(self.rows)
-        return sum([len(row.token_ids) for row in self.rows])
+        return sum(map(len, self.columns.token_ids))
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -357,8 +396,11 @@ def host_tokens(tokens: Tensor) -> list[Token]:
 
 def count_singles(query_lens: Sequence[int]) -> int:
     """Count the leading rows that feed one token each."""
+    num_ones = query_lens.count(1)
+    if query_lens[:num_ones].count(1) == num_ones:
+        return num_ones  # without a call for each row
     are_longer = map((1).__lt__, query_lens)
-    return next(itertools.compress(itertools.count(), are_longer), len(query_lens))
+    return next(compress(itertools.count(), are_longer), len(query_lens))
 
 
 class KVSlots(NamedTuple):

@@ -172,7 +172,7 @@ class StepCounters:
         self.input_tokens += num_tokens
         kind.rows.observe(len(batch.rows))
         kind.input_tokens.observe(num_tokens)
-        kind.context_tokens.observe(num_tokens + sum([row.start for row in batch.rows]))
+        kind.context_tokens.observe(num_tokens + sum(batch.columns.start))
         kind.schedule_s.observe(seconds)
 
     def executed(self, batch: ScheduledBatch, seconds: float) -> None:

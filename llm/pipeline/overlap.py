@@ -26,6 +26,7 @@ from llm.batch import (
     ScheduledBatch,
     ScheduledRow,
     StepOutput,
+    columns_of,
     host_tokens,
 )
 from llm.config import PipelineConfig
@@ -169,9 +170,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipeline):
                     self._stream.download(idle).wait()
             return None
         runner, rows = self.runner, batch.sampling_rows
-        names = batch.columns.request_id
-        if len(rows) < len(names):
-            names = tuple([row.request_id for row in rows])
+        names = columns_of(rows).request_id
         inputs = self._inputs(batch, names, before)
         depending = self._depending(batch, rows)
         failures: Mapping[str, str] = {}

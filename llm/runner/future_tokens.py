@@ -9,9 +9,9 @@ The host only decides the place of each token; it does not need the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 import torch
@@ -42,23 +42,23 @@ class FutureTokens:
 
         Raises `ValueError` for a token that no row of the previous batch samples.
         """
-        rows, fed = batch.rows, batch.columns.token_ids
+        fed, ids = batch.columns.token_ids, batch.columns.request_id
         num_first = fed.count(AWAITED)
         if names == before and num_first == len(fed) == len(names):
             return cls(None, None)
         waiting: Sequence[int] = range(num_first)
-        waiting_names: Iterable[str] = batch.columns.request_id[:num_first]
+        waiting_names: Sequence[str] = ids[:num_first]
         is_first = fed[:num_first].count(AWAITED) == num_first
         if not is_first or any(FUTURE_TOKEN in tokens for tokens in fed[num_first:]):
             waiting = [place for place, tokens in enumerate(fed) if FUTURE_TOKEN in tokens]
-            waiting_names = [rows[place].request_id for place in waiting]
+            waiting_names = [ids[place] for place in waiting]
         if not waiting:
             return cls()
         source_of = dict(zip(before, range(len(before)), strict=True))
-        sources = tuple([source_of.get(name, -1) for name in waiting_names])
-        if min(sources) < 0 or [fed[place] for place in waiting] != [AWAITED] * len(waiting):
+        sources = tuple(map(source_of.get, waiting_names, repeat(-1)))
+        if -1 in sources or len(waiting) > num_first:
             wrong = next(
-                rows[place]
+                batch.rows[place]
                 for place, source in zip(waiting, sources, strict=True)
                 if source < 0 or fed[place] != AWAITED
             )

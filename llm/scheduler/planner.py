@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
-from llm.batch import ForwardMode, ScheduledBatch, ScheduledRow
+from llm.batch import ForwardMode, RowColumns, Rows, ScheduledBatch, ScheduledRow
 from llm.kv_cache.manager import KVCacheManager
+from llm.request import Token
 from llm.scheduler.adapters import ActiveAdapters, AdapterAdmission
 from llm.scheduler.limits import ResolvedLimits
 from llm.scheduler.table import SequenceTable, entry_order
@@ -23,8 +24,6 @@ from llm.sequence import AWAITED, FUTURE_TOKEN, Sequence, SequenceStatus
 logger = logging.getLogger(__name__)
 
 PREEMPTION_LOG_INTERVAL_S = 1.0
-
-_new = tuple.__new__
 
 
 class Step:
@@ -38,9 +37,9 @@ class Step:
     def __init__(self, budget: TokenBudget) -> None:
         self.budget = budget
         self.is_launched = False
-        self.rows: list[ScheduledRow] = []
         self.sequences: list[Sequence] = []
-        self.num_prompts = 0
+        self.fed: list[tuple[Token, ...]] = []  # of each sequence
+        self.num_prompts = 0  # of the last sequences
         self.num_steps = 1
         self.is_plain = True
 
@@ -54,13 +53,13 @@ class Step:
 
         This loop runs for all rows of all steps, so it avoids function calls.
         """
-        rows, sequences, decoding = self.rows, self.sequences, SequenceStatus.DECODING
+        sequences, fed, decoding = self.sequences, self.fed, SequenceStatus.DECODING
         num_steps, is_plain = self.num_steps, self.is_plain
         for sequence in candidates:
             if sequence.status is not decoding:
                 continue  # its pages were taken by an older sequence
-            start, pages = sequence.processed, sequence.pages
-            if start + num_steps > len(pages) * page_size:
+            start = sequence.processed
+            if start + num_steps > len(sequence.pages) * page_size:
                 if not grow(sequence, self):
                     continue
                 num_steps = self.num_steps
@@ -68,60 +67,50 @@ class Step:
             sequence.in_flight += 1
             is_plain = is_plain and sequence.is_plain
             last = sequence.tokens[-1]
-            row = (  # the fields of `ScheduledRow` in order: naming them takes four times as long
-                sequence.request_id,
-                AWAITED if last == FUTURE_TOKEN else (last,),  # token_ids
-                start,
-                pages,
-                False,  # is_extend
-                True,  # samples
-                sequence.sampling,
-                sequence.output_ids,
-                sequence.lora,
-                False,  # embeds
-            )
-            rows.append(_new(ScheduledRow, row))
+            fed.append(AWAITED if last == FUTURE_TOKEN else (last,))
             sequences.append(sequence)
         self.is_plain = is_plain
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.activate(num_tokens)
-        start, end = sequence.processed, sequence.active_end
-        self.rows.append(
-            ScheduledRow(
-                request_id=sequence.request_id,
-                token_ids=tuple(sequence.tokens[start:end]),
-                start=start,
-                pages=sequence.pages,
-                is_extend=True,
-                samples=end == sequence.extend_end,
-                sampling=sequence.sampling,
-                output_ids=sequence.output_ids,
-                lora=sequence.lora,
-                embeds=sequence.request.embeds,
-            )
-        )
+        self.fed.append(tuple(sequence.tokens[sequence.processed : sequence.active_end]))
         self.sequences.append(sequence)
         self.num_prompts += 1
         self.is_plain = self.is_plain and sequence.is_plain
 
     def finish(self) -> Step:
         """Make the batch of the rows."""
-        if not self.rows:
+        if not self.sequences:
             mode = ForwardMode.IDLE
         elif not self.num_prompts:
             mode = ForwardMode.DECODE
-        elif self.num_prompts < len(self.rows):
+        elif self.num_prompts < len(self.sequences):
             mode = ForwardMode.MIXED
         else:
             mode = ForwardMode.EXTEND
         num_steps = 1 if self.num_prompts else self.num_steps
-        self.batch = ScheduledBatch(tuple(self.rows), mode, num_steps, self.is_plain)
+        self.batch = ScheduledBatch(Rows(self._columns()), mode, num_steps, self.is_plain)
         return self
+
+    def _columns(self) -> RowColumns:
+        rows, num_decoding = self.sequences, len(self.sequences) - self.num_prompts
+        prompts = rows[num_decoding:]
+        return RowColumns(
+            request_id=tuple([row.request_id for row in rows]),
+            token_ids=tuple(self.fed),
+            start=tuple([row.processed for row in rows]),
+            pages=tuple([row.pages for row in rows]),
+            is_extend=(False,) * num_decoding + (True,) * len(prompts),
+            samples=(True,) * num_decoding + tuple([p.active_end == p.extend_end for p in prompts]),
+            sampling=tuple([row.sampling for row in rows]),
+            output_ids=tuple([row.output_ids for row in rows]),
+            lora=tuple([row.lora for row in rows]),
+            embeds=(False,) * num_decoding + tuple([p.request.embeds for p in prompts]),
+        )
 
     def pairs(self) -> zip[tuple[ScheduledRow, Sequence]]:
         """Return pairs of rows and sequences."""
-        return zip(self.rows, self.sequences, strict=True)
+        return zip(self.batch.rows, self.sequences, strict=True)
 
 
 class BatchPlanner:
@@ -170,8 +159,8 @@ class BatchPlanner:
             first = policy.first_decode()
             if can_prefill and not first:
                 self._add_prompts(step)
-            decoded_all = not step.rows and not first
-            if not step.rows:
+            decoded_all = not step.sequences and not first
+            if not step.sequences:
                 self._add_decode_rows(step, first or policy.decode_order())
         prompts = step.sequences[len(step.sequences) - step.num_prompts :]
         policy.planned(prompts, decoded_all)
@@ -185,9 +174,9 @@ class BatchPlanner:
             step.num_steps = self._num_steps(candidates)
         step.add_decode_rows(candidates, self._kv.page_size, self._grow)
         budget = step.budget
-        budget.active_tokens += len(step.rows)
+        budget.active_tokens += len(step.sequences)
         if self._limits.max_total_tokens is not None:
-            costs = (budget.context_cost(row.context_len) for row in step.rows)
+            costs = (budget.context_cost(row.active_end) for row in step.sequences)
             budget.context_tokens += sum(costs)
 
     def _pages_suffice(self) -> bool:
@@ -216,7 +205,7 @@ class BatchPlanner:
             if victim is not None:
                 self._preempt(victim)
                 continue
-            if not step.rows and not self._ahead and not self._kv.num_transfers:
+            if not step.sequences and not self._ahead and not self._kv.num_transfers:
                 self._fail(sequence)
             return False
         return True
@@ -228,7 +217,7 @@ class BatchPlanner:
         if limits.max_adapters is not None:
             active, now = self.adapters.names, self._clock()
             adapters = AdapterAdmission(limits.max_adapters, active, pending, now)
-        num_free = limits.max_batch_size - len(step.rows)
+        num_free = limits.max_batch_size - len(step.sequences)
         room = min(num_free, limits.max_decoding - len(self._table.decoding))
         while step.num_prompts < room and (adapters.skip_waiting() if adapters else pending):
             sequence = pending.peek()
@@ -255,7 +244,7 @@ class BatchPlanner:
         """Claim pages for all known tokens. The watermark does not apply when no sequence is
         active.
         """
-        is_idle = not (step.rows or self._table.decoding or self._ahead)
+        is_idle = not (step.sequences or self._table.decoding or self._ahead)
         watermark = 1.0 if is_idle else self._limits.watermark
         num_hits = self._try_claim(sequence, watermark)
         if num_hits is None:

@@ -202,7 +202,7 @@ class Scheduler:
             for sequence, message in self._planner.failed:
                 self._ended.append(self._finish(sequence, FinishReason.ERROR, now, error=message))
             self._planner.failed.clear()
-        if step.rows:
+        if step.sequences:
             self._in_flight.add(step)
         return step.batch
 
@@ -509,5 +509,5 @@ class StepsInFlight:
         return Counter(sequence for step in self._steps for sequence in step.sequences)
 
     def __repr__(self) -> str:
-        rows = " + ".join(str(len(step.rows)) for step in self._steps)
+        rows = " + ".join(str(len(step.sequences)) for step in self._steps)
         return f"{rows} rows running" if rows else "idle"

@@ -10,6 +10,8 @@ The keys and values of rejected tokens are overwritten when the next step feeds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ class _Verification:
     """One forward of the target, and its logits position by position while drafts are accepted."""
 
     def __init__(
-        self, owner: SpeculativeDecoding, rows: tuple[ScheduledRow, ...], steps: list[DraftStep]
+        self, owner: SpeculativeDecoding, rows: Sequence[ScheduledRow], steps: list[DraftStep]
     ) -> None:
         self._owner = owner
         self._rows = rows

@@ -285,12 +285,12 @@ class GraphRunner:
     def _is_plain(self, batch: ScheduledBatch) -> bool:
         """Whether the rows only request tokens of the unmodified model."""
         if self._frame_decoder is not None and any(
-            bytes in map(type, row.token_ids) for row in batch.rows
+            bytes in map(type, tokens) for tokens in batch.columns.token_ids
         ):
             return False  # vectors are no codes
         if batch.is_plain or batch.mode.is_idle:
             return not batch.mode.is_idle
-        if any(row.lora for row in batch.rows):
+        if any(batch.columns.lora):
             return False
         prompts = () if batch.mode.is_decode else [row for row in batch.rows if row.is_extend]
         return not any(row.echoes or row.embeds for row in prompts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from operator import add
 
 import numpy as np
@@ -46,15 +46,12 @@ class GraphRows:
     @classmethod
     def of(cls, batch: ScheduledBatch) -> GraphRows:
         """Create from a scheduled batch."""
-        rows, mode, columns = batch.rows, batch.mode, batch.columns
-        fed = columns.token_ids
-        lengths, num_singles = (1,) * len(rows), len(rows)
+        mode, columns = batch.mode, batch.columns
+        fed, samples = columns.token_ids, columns.samples
+        lengths, num_singles = (1,) * len(fed), len(fed)
         if not mode.is_decode:
             lengths = tuple(map(len, fed))
             num_singles = count_singles(lengths)
-        sampling: Sequence[int] = range(len(rows))
-        if not (batch.is_plain and mode.is_decode):
-            sampling = [place for place, samples in enumerate(columns.samples) if samples]
         return cls(
             mode,
             columns.request_id,
@@ -63,8 +60,8 @@ class GraphRows:
             tuple(map(add, columns.start, lengths)),
             columns.pages,
             num_singles,
-            tuple(sampling),
-            tuple(accumulate(columns.samples, initial=0)),
+            tuple(compress(range(len(fed)), samples)),
+            tuple(range(len(fed) + 1)) if all(samples) else tuple(accumulate(samples, initial=0)),
         )
 
     @classmethod

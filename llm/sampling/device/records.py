@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llm.batch import ScheduledRow
+from llm.batch import RowColumns
 from llm.request import SamplingParams
 from llm.sampling.logits import Method, candidates
 from llm.sampling.rng import stream_start
@@ -95,23 +95,23 @@ class RecordTable:
         """Return the number of requests."""
         return len(self._known)
 
-    def places(self, rows: Sequence[ScheduledRow], indices: Sequence[int]) -> list[int]:
+    def places(self, rows: RowColumns, indices: Sequence[int]) -> list[int]:
         """Return the table rows for generated token `indices[i]` of each request."""
         known_of = self._known.get
         return [  # runs for all rows of all steps
             known.place
-            if (known := known_of(row.request_id)) is not None
+            if (known := known_of(name)) is not None
             and known.first <= index < known.end
-            and known.sampling is row.sampling
-            else self._place(row, index)
-            for row, index in zip(rows, indices, strict=True)
+            and known.sampling is sampling
+            else self._place(name, sampling, index)
+            for name, sampling, index in zip(rows.request_id, rows.sampling, indices, strict=True)
         ]
 
-    def _place(self, row: ScheduledRow, index: int) -> int:
-        known, sampling = self._known.get(row.request_id), row.sampling
+    def _place(self, request_id: str, sampling: SamplingParams, index: int) -> int:
+        known = self._known.get(request_id)
         if known is None or known.sampling is not sampling:
-            self.release(row.request_id)
-            known = self._known[row.request_id] = _PackedParameters(sampling)
+            self.release(request_id)
+            known = self._known[request_id] = _PackedParameters(sampling)
         may_end = index >= sampling.min_tokens
         phase = int(may_end)
         if sampling.allowed_cycle:

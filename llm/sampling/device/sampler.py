@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.batch import ScheduledRow
+from llm.batch import ScheduledRow, columns_of
 from llm.errors import RequestError
 from llm.kernels.together import compile_together
 from llm.request import SamplingParams, Token
@@ -130,8 +130,11 @@ class DeviceSampler:
         sampled, in order of creation. Raises `ValueError` for a penalty window longer than
         `max_window`, and the errors of `HistorySlots.claim`.
         """
-        indices = [len(row.output_ids) + step for row in rows]
-        places = self._table.places(rows, indices)
+        columns = columns_of(rows)
+        indices = list(map(len, columns.output_ids))
+        if step:
+            indices = [index + step for index in indices]
+        places = self._table.places(columns, indices)
         records = self._table.take(places)
         records["index"] = indices
         updates = self._claim(rows, records, step)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from llm.batch import columns_of
 from llm.request import SamplingParams
 from llm.sampling.device.records import RecordTable
 from llm.sampling.device.reference import weights
@@ -405,6 +406,6 @@ def test_a_record_only_depends_on_its_index(asked: list[tuple[int, int]]) -> Non
     table = RecordTable(VOCAB)
     for kind, index in asked:
         fresh = RecordTable(VOCAB)
-        expected = fresh.take(fresh.places([rows[kind]], [index]))
-        found = table.take(table.places([rows[kind]], [index]))
+        expected = fresh.take(fresh.places(columns_of([rows[kind]]), [index]))
+        found = table.take(table.places(columns_of([rows[kind]]), [index]))
         assert found.tobytes() == expected.tobytes()
