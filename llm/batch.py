@@ -45,16 +45,18 @@ class RowPages:
         """Create from page tables."""
         lengths = np.array(context_lens, dtype=np.int32)
         counts = (lengths + (page_size - 1)) // page_size
-        needed = counts.tolist()
-        if list(map(len, pages)) == needed and set(map(type, pages)) == {array}:
+        if set(map(type, pages)) == {array}:
             joined = b"".join(pages)  # type: ignore[arg-type]  # arrays are buffers
-            return cls(page_size, lengths, counts, np.frombuffer(joined, np.int32))
+            if len(joined) == 4 * counts.sum():
+                return cls(page_size, lengths, counts, np.frombuffer(joined, np.int32))
         ids = array("i")
-        for table, count in zip(pages, needed, strict=True):
+        for table, count in zip(pages, counts.tolist(), strict=True):
             ids.extend(table if len(table) == count else table[:count])
         return cls(page_size, lengths, counts, np.array(ids, dtype=np.int32))
 
-    def places(self, query_lens: Sequence[int], *, are_single: bool) -> tuple[np.ndarray, ...]:
+    def places(
+        self, query_lens: Sequence[int] | np.ndarray, *, are_single: bool
+    ) -> tuple[np.ndarray, ...]:
         """Return positions and slots, int64 [T], of the last `query_lens` [B] tokens of each
         context.
 
@@ -65,7 +67,7 @@ class RowPages:
         if are_single:
             positions, indices = lengths - 1, ends - 1
         else:
-            fed = np.array(query_lens, dtype=np.int64)
+            fed = np.asarray(query_lens, dtype=np.int64)
             before = np.cumsum(fed) - fed  # tokens of the rows before
             positions = np.arange(fed.sum()) + np.repeat(lengths - fed - before, fed)
             indices = np.repeat(ends - self.counts, fed) + positions // size

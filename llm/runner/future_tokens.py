@@ -75,6 +75,12 @@ class FutureTokens:
         """Whether there are any awaited tokens."""
         return self.sources is None or bool(self.sources)
 
+    def num_first(self, num_tokens: int) -> int:
+        """Return how many of the batch's tokens at its start are awaited, as far as is known."""
+        if self.sources is None:
+            return num_tokens
+        return len(self.sources) if self.places is None else 0
+
     def point(self, ids: np.ndarray) -> None:
         """Write the indices of the previous batch's sampling rows into ids [T] of the host."""
         if self.sources is None:

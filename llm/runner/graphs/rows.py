@@ -52,6 +52,11 @@ class GraphRows:
         if not mode.is_decode:
             lengths = tuple(map(len, fed))
             num_singles = count_singles(lengths)
+        offsets = tuple(range(len(fed) + 1))
+        sampling = offsets[:-1]
+        if not all(samples):
+            sampling = tuple(compress(sampling, samples))
+            offsets = tuple(accumulate(samples, initial=0))
         return cls(
             mode,
             columns.request_id,
@@ -60,8 +65,8 @@ class GraphRows:
             tuple(map(add, columns.start, lengths)),
             columns.pages,
             num_singles,
-            tuple(compress(range(len(fed)), samples)),
-            tuple(range(len(fed) + 1)) if all(samples) else tuple(accumulate(samples, initial=0)),
+            sampling,
+            offsets,
         )
 
     @classmethod
@@ -145,16 +150,17 @@ class GraphRows:
         if num_ids > 1:
             self._fill_frames(ids.reshape(-1, num_ids)[first:last], awaited)
         else:
-            fed = ids[first:last]
-            fed[:] = as_ids(self.token_ids)
-            fed += first_id
-            awaited.point(fed)
+            later = awaited.num_first(len(self.token_ids))
+            ids[first + later : last] = as_ids(self.token_ids[later:])
+            ids[first + later : last] += first_id
+            awaited.point(ids[first:last])
         are_single = self.num_singles == len(self.query_lens)
-        positions[first:last], slots[first:last] = pages.places(
-            self.query_lens, are_single=are_single
-        )
+        lengths = np.array(self.query_lens) if shape.num_prompts else self.query_lens
+        positions[first:last], slots[first:last] = pages.places(lengths, are_single=are_single)
         if shape.num_prompts:
-            ends = np.cumsum(np.array(self.query_lens))[list(self.sampling_rows)]
+            ends = np.cumsum(lengths)
+            if len(self.sampling_rows) < len(ends):
+                ends = ends[list(self.sampling_rows)]
             sampled = inputs.sampled.take()
             sampled[: len(ends)] = first + ends - 1
             sampled[len(ends) :] = 0
