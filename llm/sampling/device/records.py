@@ -165,7 +165,7 @@ def effective_window(sampling: SamplingParams) -> int:
 
 def _fill(record: np.ndarray, sampling: SamplingParams, ranges: Sequence[tuple[int, int]]) -> None:
     """Write a record [1]; fields that change from step to step are set when it is copied."""
-    record[:] = np.zeros(1, RECORD)
+    record.view(np.int32)[:] = 0  # by fields it takes ten times as long
     width = sum(end - start for start, end in ranges)
     record["width"], record["num_slices"] = width, len(ranges)
     column = 0
