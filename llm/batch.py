@@ -225,6 +225,40 @@ class ScheduledBatch:
         return bool(self.rows)
 
 
+class SampledTokens(Mapping[str, tuple[Token, ...]]):
+    """The one token that a step has sampled for each of its requests: read in order."""
+
+    __slots__ = ("names", "tokens")
+
+    def __init__(self, names: tuple[str, ...], tokens: Sequence[Token]) -> None:
+        self.names = names
+        self.tokens = tokens
+
+    def __getitem__(self, request_id: str) -> tuple[Token, ...]:
+        if request_id not in self.names:
+            raise KeyError(request_id)
+        return (self.tokens[self.names.index(request_id)],)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def first_tokens(
+    sampled: Mapping[str, tuple[Token, ...]], request_ids: tuple[str, ...]
+) -> Sequence[Token | None]:
+    """Return the first token sampled for each request; None for one without tokens."""
+    if isinstance(sampled, SampledTokens):
+        if request_ids == sampled.names:
+            return sampled.tokens
+        found = dict(zip(sampled.names, sampled.tokens, strict=True))
+    else:
+        found = {request_id: tokens[0] for request_id, tokens in sampled.items() if tokens}
+    return list(map(found.get, request_ids))
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """Results of one step for one request."""

@@ -57,6 +57,11 @@ class ReceivedPrompt:
     """Whether an engine has accepted the request, which has the claim from then on."""
 
 
+TakenTokens = tuple[list[TokenChunk], SequenceABC[int], list[tuple[float | None, int]]]
+"""Chunks of a step, the indices of the sequences that are left, and (time, number) of the tokens
+before, merged."""
+
+
 class Sequence:
     """The only mutable object of a request, owned by the scheduler."""
 
@@ -337,15 +342,12 @@ def take_tokens(
     sequences: SequenceABC[Sequence],
     sampled: Mapping[str, tuple[Token, ...]],
     now: float,
-    *,
-    is_launched: bool,
-) -> tuple[list[TokenChunk], list[int], list[tuple[float | None, int]]]:
-    """Commit a step for sequences in the common case: decoding, not ended.
+) -> TakenTokens:
+    """Commit a step that was not launched for sequences in the common case: decoding, not ended.
 
-    A step of several forwards has fed all of its tokens but the last. Returns the chunks of those
-    whose tokens do not wait for others; the indices of the rest, which are unchanged, where
-    `advance` and `accept` are needed: end, full page, move; and the times of the previous tokens as
-    (time, number), merged.
+    A step of several forwards has fed all of its tokens but the last. Tokens that wait for others
+    have no chunk. The sequences that are left are unchanged, and need `advance` and `accept`: end,
+    full page, move.
     """
     chunks: list[TokenChunk] = []
     left: list[int] = []
@@ -354,7 +356,7 @@ def take_tokens(
     for place, sequence in enumerate(sequences):  # runs for all rows of all steps
         request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
         tokens = sampled.get(request_id, ())
-        processed = sequence.processed if is_launched else sequence.active_end + len(tokens) - 1
+        processed = sequence.active_end + len(tokens) - 1
         if (
             not tokens
             or not sequence.stop_ids.isdisjoint(tokens)
@@ -362,8 +364,7 @@ def take_tokens(
             or processed >= sequence.last_processed
             or sequence.status is not _DECODING
             or sequence.cancel_requested
-            or (not is_launched and sequence.pause_requested)
-            or (is_launched and (before_s is None or outputs[-1] != FUTURE_TOKEN))
+            or sequence.pause_requested
         ):
             left.append(place)
             continue
@@ -372,18 +373,58 @@ def take_tokens(
             last_s, run = before_s, 0
         run += 1
         sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
-        if is_launched:
-            sequence.tokens[-1] = outputs[-1] = tokens[0]
-        else:
-            sequence.processed = sequence.active_end = processed
-            sequence.tokens += tokens
-            outputs += tokens
+        sequence.processed = sequence.active_end = processed
+        sequence.tokens += tokens
+        outputs += tokens
         buffer = sequence.buffer
         if buffer is None:
             chunks.append(sequence.chunk(now, tokens))
             continue
         buffer.ids += tokens
         if len(buffer.ids) >= buffer.limit:
+            chunks.append(sequence.chunk(now))
+    return chunks, left, [*runs, (last_s, run)]
+
+
+def take_awaited(
+    sequences: SequenceABC[Sequence], tokens: SequenceABC[Token | None], now: float
+) -> TakenTokens:
+    """Commit a launched step as `take_tokens` does: the `tokens` replace the placeholders.
+
+    The sequences that are left need `complete_launch` instead of `advance`.
+    """
+    chunks: list[TokenChunk] = []
+    left: list[int] = []
+    runs: list[tuple[float | None, int]] = []
+    last_s, run, place = None, 0, -1
+    for sequence, token in zip(sequences, tokens, strict=True):  # for all rows of all steps
+        place += 1
+        outputs, before_s, processed = sequence.output_ids, sequence.token_s, sequence.processed
+        if (
+            token is None
+            or token in sequence.stop_ids
+            or processed >= sequence.next_commit
+            or processed >= sequence.last_processed
+            or sequence.status is not _DECODING
+            or sequence.cancel_requested
+            or before_s is None
+            or outputs[-1] != FUTURE_TOKEN
+        ):
+            left.append(place)
+            continue
+        if before_s != last_s:
+            runs.append((last_s, run))
+            last_s, run = before_s, 0
+        run += 1
+        sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
+        sequence.tokens[-1] = outputs[-1] = token
+        buffer = sequence.buffer
+        if buffer is None:
+            chunks.append(sequence.chunk(now, (token,)))
+            continue
+        ids = buffer.ids
+        ids.append(token)
+        if len(ids) >= buffer.limit:
             chunks.append(sequence.chunk(now))
     return chunks, left, [*runs, (last_s, run)]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from llm.batch import (
     ModelInputs,
     ModelOutputs,
+    SampledTokens,
     ScheduledBatch,
     ScheduledRow,
     StepOutput,
@@ -59,7 +60,7 @@ class AsyncBatch:
     A batch without sampling rows has no tokens; its end can still be waited for.
     """
 
-    names: Sequence[str]  # [rows] request ids
+    names: tuple[str, ...]  # [rows] request ids
     tokens: PendingResult[Tensor]  # int32 [rows], or frames [rows, K], on the device
     copy: HostCopy
     failures: Mapping[str, str]
@@ -72,7 +73,7 @@ class AsyncBatch:
 
     def output(self) -> StepOutput:
         """Wait for the batch; return its results for the scheduler."""
-        tokens = dict(zip(self.names, zip(host_tokens(self.copy.wait())), strict=True))
+        tokens = SampledTokens(self.names, host_tokens(self.copy.wait()))
         if self.scores is None:
             return StepOutput(tokens, {}, self.failures)
         return replace(self.scores.value, token_ids=tokens, failures=self.failures)
@@ -226,7 +227,7 @@ class OverlapTextGenerationPipeline(TextGenerationPipeline):
         return self._stream.launch(run)
 
     def _inputs(
-        self, batch: ScheduledBatch, names: Sequence[str], before: AsyncBatch | None
+        self, batch: ScheduledBatch, names: tuple[str, ...], before: AsyncBatch | None
     ) -> Callable[[], ModelInputs]:
         """Return a function that creates a batch's inputs on the device from the previous tokens.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, compress, count, repeat
+from operator import ne
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from llm.batch import ScheduledBatch, ScheduledRow
 from llm.memory.transfer import to_device
 from llm.request import Token, as_ids
 from llm.sequence import AWAITED, FUTURE_TOKEN
+
+MOST_RUNS = 8  # of rows that follow each other: beyond it a table of all rows is quicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class FutureTokens:
 
     @classmethod
     def find(
-        cls, batch: ScheduledBatch, names: Sequence[str], before: Sequence[str]
+        cls, batch: ScheduledBatch, names: tuple[str, ...], before: tuple[str, ...]
     ) -> FutureTokens:
         """Find the awaited tokens of a batch with sampling rows `names`, after a batch with rows
         `before`.
@@ -54,8 +57,7 @@ class FutureTokens:
             waiting_names = [ids[place] for place in waiting]
         if not waiting:
             return cls()
-        source_of = dict(zip(before, range(len(before)), strict=True))
-        sources = tuple(map(source_of.get, waiting_names, repeat(-1)))
+        sources = _places(waiting_names, before)
         if -1 in sources or len(waiting) > num_first:
             wrong = next(
                 batch.rows[place]
@@ -64,7 +66,7 @@ class FutureTokens:
             )
             raise ValueError(
                 f"request {wrong.request_id} feeds {wrong.token_ids}: the previous batch samples "
-                f"for {list(source_of)}"
+                f"for {list(before)}"
             )
         if waiting[-1] == len(waiting) - 1:
             return cls(None, sources)
@@ -103,6 +105,24 @@ class FutureTokens:
 
 
 NOTHING_AWAITED = FutureTokens()
+
+
+def _places(names: Sequence[str], before: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the index in `before` of each name, or -1."""
+    places: list[int] = []
+    start = 0
+    for _ in range(MOST_RUNS):  # most rows follow each other as before: between them some ended
+        left = names[len(places) :]
+        if not left:
+            return tuple(places)
+        if left[0] not in before[start:]:
+            break
+        first = before.index(left[0], start)
+        differ = map(ne, left, before[first:])
+        start = first + next(compress(count(), differ), min(len(left), len(before) - first))
+        places += range(first, start)
+    place_of = dict(zip(before, range(len(before)), strict=True))
+    return tuple(map(place_of.get, names, repeat(-1)))
 
 
 def _indices(*rows: Sequence[int]) -> Tensor:

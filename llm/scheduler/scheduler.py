@@ -14,8 +14,9 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
-from llm.batch import ScheduledBatch, ScheduledRow, StepOutput
+from llm.batch import ScheduledBatch, ScheduledRow, StepOutput, first_tokens
 from llm.kv_cache.manager import KVCacheManager
 from llm.request import FinishReason, Token, TokenChunk, TokenLogprob
 from llm.scheduler.limits import ResolvedLimits, SchedulerConfig
@@ -25,7 +26,9 @@ from llm.sequence import (
     ReceivedPrompt,
     Sequence,
     SequenceStatus,
+    TakenTokens,
     launch_sampling,
+    take_awaited,
     take_tokens,
 )
 from llm.stats import SequenceCounters, SequenceStats
@@ -245,17 +248,21 @@ class Scheduler:
         step = self._in_flight.take(batch)
         if now is None:
             now = self._clock()
-        has_more = output.logprobs or output.failures or output.prompt_logprobs
-        if not has_more:
-            chunks, left, gaps = take_tokens(
-                step.sequences, output.token_ids, now, is_launched=step.is_launched
-            )
-            for last_s, times in gaps:
-                if last_s is not None:
-                    self._counters.token_gap_s.observe(now - last_s, times)
-        else:
-            chunks, left = [], list(range(len(step.sequences)))
-        for place in left:
+        taken: TakenTokens = [], range(len(step.sequences)), []
+        if not (output.logprobs or output.failures or output.prompt_logprobs):
+            if step.is_launched:
+                names = batch.columns.request_id
+                tokens = first_tokens(output.token_ids, names)
+                taken = take_awaited(step.sequences, tokens, now)
+                left = [(names[n], t) for n in taken[1] if (t := tokens[n]) is not None]
+                output = replace(output, token_ids={name: (t,) for name, t in left})
+            else:
+                taken = take_tokens(step.sequences, output.token_ids, now)
+        chunks, places, gaps = taken
+        for last_s, times in gaps:
+            if last_s is not None:
+                self._counters.token_gap_s.observe(now - last_s, times)
+        for place in places:
             row, sequence = batch.rows[place], step.sequences[place]
             chunk = self._commit_row(row, sequence, step, output, now)
             if chunk is not None:

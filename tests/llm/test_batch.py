@@ -12,10 +12,12 @@ from llm.batch import (
     ForwardMode,
     RowColumns,
     Rows,
+    SampledTokens,
     ScheduledBatch,
     ScheduledRow,
     columns_of,
     count_singles,
+    first_tokens,
 )
 from llm.request import SamplingParams
 
@@ -53,6 +55,18 @@ def test_a_batch_of_columns_is_one_of_rows(skipped: tuple[int, ...]) -> None:
 def test_a_batch_may_have_no_rows() -> None:
     assert columns_of(()) == RowColumns()
     assert not ScheduledBatch(Rows(RowColumns()), ForwardMode.IDLE)
+
+
+@given(st.lists(st.sampled_from("abcdef"), unique=True), st.permutations("abcdef"))
+def test_sampled_tokens_are_a_mapping(sampled: list[str], asked: list[str]) -> None:
+    """Also where rows of the batch have not sampled."""
+    expected = {name: (ord(name),) for name in sampled}
+    tokens = SampledTokens(tuple(sampled), list(map(ord, sampled)))
+    assert tokens == expected
+    assert list(tokens) == sampled
+    for names in (tuple(sampled), tuple(asked)):
+        firsts = [ord(name) if name in sampled else None for name in names]
+        assert first_tokens(tokens, names) == first_tokens(expected, names) == firsts
 
 
 @given(st.lists(st.integers(1, 3)))

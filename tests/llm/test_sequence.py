@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm.request import FinishReason, Request, SamplingParams, TokenBuffer, TokenChunk
-from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_tokens
+from llm.sequence import Sequence, SequenceStatus, launch_sampling, take_awaited, take_tokens
 
 PAGE_SIZE = 4
 
@@ -131,7 +131,7 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 
     short, long = decoding(), decoding()
     before = repr(short)
-    chunks, left, gaps = take_tokens([short], {"r": tokens}, 20.0, is_launched=False)
+    chunks, left, gaps = take_tokens([short], {"r": tokens}, 20.0)
     assert sum(times for _, times in gaps) == len(chunks)
     goes_on = 9 not in tokens and max_tokens > len(tokens) and len(tokens) < 3
     assert bool(chunks) is (goes_on and not wanted)
@@ -154,7 +154,7 @@ def test_the_short_way_through_a_step_is_the_long_one_or_none(
 def test_the_short_way_through_a_launched_step(
     token: int, max_tokens: int, wanted: str, is_fed_again: bool
 ) -> None:
-    """`launch_sampling` and `take_tokens` against `launch`, `complete_launch` and `accept`."""
+    """`launch_sampling` and `take_awaited` against `launch`, `complete_launch` and `accept`."""
 
     def decoding() -> Sequence:
         seq = bound(6, max_tokens=max_tokens, stop_token_ids=(9,))
@@ -180,7 +180,8 @@ def test_the_short_way_through_a_launched_step(
     if is_fed_again:
         for seq in (short, long):
             seq.activate(1)
-    chunks, left, gaps = take_tokens([short], {"r": (token,)}, 20.0, is_launched=True)
+    assert take_awaited([short], [None], 20.0) == ([], [0], [(None, 0)])
+    chunks, left, gaps = take_awaited([short], [token], 20.0)
     assert gaps[-1] == ((1.0, 1) if chunks else (None, 0))
     assert bool(chunks) is (token == 7)
     assert left == ([] if chunks else [0])
@@ -206,7 +207,7 @@ def test_tokens_wait_in_a_buffer_for_others(limit: float) -> None:
     seq.buffer = TokenBuffer(limit)
     sizes, delivered = [], []
     for token in range(10, 15):
-        chunks, left, gaps = take_tokens([seq], {"r": (token,)}, 20.0, is_launched=False)
+        chunks, left, gaps = take_tokens([seq], {"r": (token,)}, 20.0)
         assert (left, gaps[-1][1]) == ([], 1)
         sizes.append(len(chunks))
         delivered += [token for chunk in chunks for token in chunk.token_ids]
@@ -223,7 +224,7 @@ def test_tokens_of_a_step_wait_in_a_buffer_together() -> None:
     seq.activate(6)
     seq.status, seq.next_commit, seq.buffer = SequenceStatus.DECODING, 99, TokenBuffer(2.5)
     for tokens, delivered in (((10, 11), []), ((12, 13), [(10, 11, 12, 13)])):
-        chunks, left, _ = take_tokens([seq], {"r": tokens}, 20.0, is_launched=False)
+        chunks, left, _ = take_tokens([seq], {"r": tokens}, 20.0)
         assert ([chunk.token_ids for chunk in chunks], left) == (delivered, [])
         seq.activate(1)
 
@@ -232,7 +233,7 @@ def test_the_short_way_stops_at_a_full_page() -> None:
     seq = bound(8, max_tokens=9)
     seq.activate(8)
     seq.status, seq.next_commit = SequenceStatus.DECODING, 8
-    assert take_tokens([seq], {"r": (7,)}, 20.0, is_launched=False) == ([], [0], [(None, 0)])
+    assert take_tokens([seq], {"r": (7,)}, 20.0) == ([], [0], [(None, 0)])
     assert seq.in_flight
 
 

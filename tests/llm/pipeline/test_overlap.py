@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -153,7 +154,7 @@ def test_each_awaited_token_comes_from_the_row_of_its_request(
     rows = [row(ids, PAGES, request_id=name) for name, ids in zip(after, fed, strict=True)]
     input_ids = torch.tensor([token for ids in fed for token in ids])
     sampled = torch.arange(len(before), dtype=torch.int32) + 100
-    awaited = FutureTokens.find(batch(*rows), after, before)
+    awaited = FutureTokens.find(batch(*rows), tuple(after), tuple(before))
     places = input_ids.numpy() + 1000
     awaited.point(places)  # of a table that begins with the sampled tokens
     table = torch.cat(
@@ -170,10 +171,26 @@ def test_each_awaited_token_comes_from_the_row_of_its_request(
     assert input_ids.tolist() == pointed == expected
 
 
+many = st.lists(st.integers(0, 99).map(str), unique=True, min_size=1, max_size=60)
+
+
+@given(many, st.data())
+def test_rows_are_found_where_they_were_before(before: list[str], data: st.DataObject) -> None:
+    """In the same order without some of them, and in another order."""
+    left = [name for name in before if data.draw(st.integers(0, 9))]
+    if data.draw(st.booleans()):
+        left = data.draw(st.permutations(left))
+    rows = [row([FUTURE_TOKEN], PAGES, request_id=name) for name in left]
+    found = FutureTokens.find(batch(*rows), tuple(left), tuple(before))
+    places = np.zeros(len(left), dtype=np.int64)
+    found.point(places)
+    assert places.tolist() == [before.index(name) for name in left]
+
+
 def test_a_placeholder_without_a_sampling_row_is_refused() -> None:
-    for ids, before in (([FUTURE_TOKEN], ["b"]), ([3, FUTURE_TOKEN], ["a"])):
+    for ids, before in (([FUTURE_TOKEN], ("b",)), ([3, FUTURE_TOKEN], ("a",))):
         with pytest.raises(ValueError, match="request a feeds"):
-            FutureTokens.find(batch(row(ids, PAGES)), ["a"], before)
+            FutureTokens.find(batch(row(ids, PAGES)), ("a",), before)
 
 
 def test_a_prompt_chunk_has_no_token_but_is_waited_for(checkpoint: Path) -> None:
