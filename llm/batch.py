@@ -63,14 +63,14 @@ class RowPages:
         `are_single`: every row feeds its last token only.
         """
         size, lengths = self.page_size, self.context_lens.astype(np.int64)
-        ends = np.cumsum(self.counts, dtype=np.int64)
+        ends = self.counts.astype(np.int64).cumsum()
         if are_single:
             positions, indices = lengths - 1, ends - 1
         else:
             fed = np.asarray(query_lens, dtype=np.int64)
-            before = np.cumsum(fed) - fed  # tokens of the rows before
-            positions = np.arange(fed.sum()) + np.repeat(lengths - fed - before, fed)
-            indices = np.repeat(ends - self.counts, fed) + positions // size
+            before = fed.cumsum() - fed  # tokens of the rows before
+            positions = np.arange(fed.sum()) + (lengths - fed - before).repeat(fed)
+            indices = (ends - self.counts).repeat(fed) + positions // size
         return positions, self.ids[indices].astype(np.int64) * size + positions % size
 
 
