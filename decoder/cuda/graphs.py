@@ -1,6 +1,6 @@
 """`CapturedDecoder`: a codec whose usual decode calls are captured once and then replayed.
 
-    window shapes of the configured schedule × batch sizes 1, 2, 4 … max_batch ──▶ graphs
+    window shapes of the configured schedule × batch sizes 1, 2, 4, 8, 12 … max_batch ──▶ graphs
     decode(5 windows of a known shape) ──▶ buffers of 8 rows ──▶ one launch ──▶ the first 5 rows
 
 Rows beyond the windows hold old values: rows are independent of each other. Other shapes (the

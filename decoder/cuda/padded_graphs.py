@@ -1,6 +1,6 @@
 """`PaddedGraphs`: any windows of the configured schedule in one launch.
 
-    call shapes of the schedule × batch sizes 1, 2, 4 … max_batch ──▶ graphs
+    call shapes of the schedule × batch sizes 1, 2, 4, 8, 12 … max_batch ──▶ graphs
     decode(any 5 windows) ──▶ the smallest shape that holds them, 8 rows ──▶ one launch ──▶ 5 rows
 
 There are few shapes: that of a stream's first block, one that holds every

@@ -1,6 +1,6 @@
 """`StateGraphs`: captured calls of a codec whose streams keep the state of its layers.
 
-    numbers of frames of the configured schedule × batch sizes 1, 2, 4 … max_batch ──▶ graphs
+    numbers of frames of the configured schedule × batch sizes 1, 2, 4, 8, 12 … max_batch ──▶ graphs
     decode_next(5 windows of as many new codes)
         ──▶ codes and former states into 8 fixed rows ──▶ one launch ──▶ the first 5 rows
         ──▶ their states into free places of a pool

@@ -17,16 +17,17 @@ END_S = 10.0
 
 
 class BoundedEnd:
-    """Ends a group on a thread of its own, which holds it: no other thread runs its destructor,
-    which waits in the same way. A thread that does not return ends with the process.
+    """Ends a group on a thread of its own, which holds it until then: meanwhile no other thread
+    runs its destructor, which waits in the same way. A thread that does not return ends with the
+    process.
     """
 
     def __init__(self, group: Any) -> None:
-        """`group` has `abort`. It also ends when this object is collected, and at exit."""
+        """`group` has `abort`. It also ends when this object is collected."""
         self._is_asked, self._has_ended = threading.Event(), threading.Event()
         work = (group, self._is_asked, self._has_ended)
         threading.Thread(target=_end, args=work, name="group end", daemon=True).start()
-        weakref.finalize(self, self._is_asked.set)
+        weakref.finalize(self, self._is_asked.set).atexit = False  # other ranks end first
 
     def begin(self) -> None:
         """Let the group's collectives raise, and end it. Idempotent; callable from any thread."""
@@ -46,5 +47,5 @@ def _end(group: Any, is_asked: threading.Event, has_ended: threading.Event) -> N
         group.abort()
     except RuntimeError as error:
         logger.warning("NCCL has ended with an error: %s", error)
-    del group
-    has_ended.set()
+    finally:
+        has_ended.set()

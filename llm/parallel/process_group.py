@@ -53,6 +53,9 @@ class ProcessGroup(Group):
         if device.type == "cuda":
             self._tensors = _nccl(distributed.PrefixStore("device", store), rank, size, device)
             self._end = BoundedEnd(self._tensors)
+            # Connect: a captured graph cannot do that.
+            self._tensors.allreduce([torch.zeros(1, device=device)]).wait()
+            torch.cuda.synchronize(device)
             name = f"sonant {meeting}"
             self._peers = self._peer_memory(name, distributed.PrefixStore("peers", store))
         self.sums_in_order = device.type == "cpu"
@@ -180,7 +183,7 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 
 
 def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    """Create the backend of a GPU's tensors, and connect: a captured graph cannot do that.
+    """Create the backend of a GPU's tensors, which connects in its first collective.
 
     NVLink multicast stays off, and torch's thread that reads the store now and then: the file is
     removed before the group ends, and reading it would wait.
@@ -190,7 +193,4 @@ def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
     os.putenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     torch.cuda.set_device(device)
     backend: Any = torch.distributed.ProcessGroupNCCL
-    group = backend(store, rank, size, backend.Options())
-    group.allreduce([torch.zeros(1, device=device)]).wait()
-    torch.cuda.synchronize(device)
-    return group
+    return backend(store, rank, size, backend.Options())

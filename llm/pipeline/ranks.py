@@ -183,7 +183,8 @@ class RankLeader:
             for process in self._processes:
                 with contextlib.suppress(BrokenPipeError):  # it has just ended
                     _send(process, pickle.dumps(None))
-        self._end()
+        if self._end():
+            self.group.abort()  # the device may wait for a rank that was killed
 
     def close(self) -> None:
         """End the other ranks and the connections to them. Idempotent.
@@ -251,20 +252,23 @@ def _watch(
         found.lose(f"rank {rank} ended with status {status}")
 
 
-def _end(processes: list[subprocess.Popen[bytes]], is_ending: threading.Event) -> None:
-    """End processes by the end of their standard input; kill those that do not end."""
+def _end(processes: list[subprocess.Popen[bytes]], is_ending: threading.Event) -> bool:
+    """End processes by the end of their standard input; kill those that do not end, and return
+    whether there were any.
+    """
     is_ending.set()
     for process in processes:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended before it read everything
                 process.stdin.close()
-    if _running(processes, "and are killed"):
+    if were_killed := _running(processes, "and are killed"):
         for process in processes:
             process.kill()
         _running(processes, "although they were killed")  # a driver's call holds them
     for process in processes:
         if process.stdout is not None:
             process.stdout.close()
+    return were_killed
 
 
 def _running(processes: list[subprocess.Popen[bytes]], what_follows: str) -> bool:

@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-TOLERANCE = 3e-3  # of the loudest sample: products and convolutions use TF32
+TOLERANCE = 3e-3  # of the loudest sample: products and convolutions use TF32 or float16
 
 
 class Pair(NamedTuple):

@@ -166,8 +166,8 @@ class Load:
 
 def choose(preferred: int, loads: Mapping[int, Load], num_clients: int = 1) -> int:
     """Return the number of the engine for new work: the preferred one, unless another one has
-    clearly less load. `loads`: those of the engines that take work, of which `num_clients` clients
-    like this one choose.
+    clearly less load. `loads`: those of the engines that take work; `num_clients`: clients that
+    choose among them, as far as is known.
     """
 
     def total(number: int) -> int:

@@ -181,7 +181,9 @@ class GraphRunner:
             logger.info(text, len(missing), self._sizes[-1], num_prompts, seconds)
 
     def free(self) -> None:
-        """Free all graphs, also of those who still refer to them: NCCL's end waits for that."""
+        """Free all graphs, also of those who still refer to them: NCCL's end waits for that. No
+        thread may replay one meanwhile.
+        """
         for captured in self._captured.values():
             captured.work.reset()
         self._captured.clear()
