@@ -47,7 +47,7 @@ class RowPages:
         counts = (lengths + (page_size - 1)) // page_size
         if set(map(type, pages)) == {array}:
             joined = b"".join(pages)  # type: ignore[arg-type]  # arrays are buffers
-            if len(joined) == 4 * counts.sum():
+            if len(joined) == 4 * counts.sum():  # none has too few, so none has more
                 return cls(page_size, lengths, counts, np.frombuffer(joined, np.int32))
         ids = array("i")
         for table, count in zip(pages, counts.tolist(), strict=True):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 from llm.request import FinishReason, Request, Token, TokenBuffer, TokenChunk, TokenLogprob
 
@@ -58,8 +59,8 @@ class ReceivedPrompt:
 
 
 TakenTokens = tuple[list[TokenChunk], SequenceABC[int], list[tuple[float | None, int]]]
-"""Chunks of a step, the indices of the sequences that are left, and (time, number) of the tokens
-before, merged."""
+"""Chunks of a step, the indices of the sequences that are left, and of the others (time, number) of
+the tokens before, equal times in a row merged."""
 
 
 class Sequence:
@@ -351,11 +352,9 @@ def take_tokens(
     """
     chunks: list[TokenChunk] = []
     left: list[int] = []
-    runs: list[tuple[float | None, int]] = []
-    last_s, run = None, 0
+    before: list[float | None] = []
     for place, sequence in enumerate(sequences):  # runs for all rows of all steps
-        request_id, outputs, before_s = sequence.request_id, sequence.output_ids, sequence.token_s
-        tokens = sampled.get(request_id, ())
+        tokens = sampled.get(sequence.request_id, ())
         processed = sequence.active_end + len(tokens) - 1
         if (
             not tokens
@@ -368,14 +367,11 @@ def take_tokens(
         ):
             left.append(place)
             continue
-        if before_s != last_s:
-            runs.append((last_s, run))
-            last_s, run = before_s, 0
-        run += 1
+        before.append(sequence.token_s)
         sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
         sequence.processed = sequence.active_end = processed
         sequence.tokens += tokens
-        outputs += tokens
+        sequence.output_ids += tokens
         buffer = sequence.buffer
         if buffer is None:
             chunks.append(sequence.chunk(now, tokens))
@@ -383,7 +379,7 @@ def take_tokens(
         buffer.ids += tokens
         if len(buffer.ids) >= buffer.limit:
             chunks.append(sequence.chunk(now))
-    return chunks, left, [*runs, (last_s, run)]
+    return chunks, left, _merged(before)
 
 
 def take_awaited(
@@ -395,8 +391,8 @@ def take_awaited(
     """
     chunks: list[TokenChunk] = []
     left: list[int] = []
-    runs: list[tuple[float | None, int]] = []
-    last_s, run, place = None, 0, -1
+    before: list[float | None] = []
+    place = -1
     for sequence, token in zip(sequences, tokens, strict=True):  # for all rows of all steps
         place += 1
         outputs, before_s, processed = sequence.output_ids, sequence.token_s, sequence.processed
@@ -412,10 +408,7 @@ def take_awaited(
         ):
             left.append(place)
             continue
-        if before_s != last_s:
-            runs.append((last_s, run))
-            last_s, run = before_s, 0
-        run += 1
+        before.append(before_s)
         sequence.in_flight, sequence.token_s = sequence.in_flight - 1, now
         sequence.tokens[-1] = outputs[-1] = token
         buffer = sequence.buffer
@@ -426,7 +419,11 @@ def take_awaited(
         ids.append(token)
         if len(ids) >= buffer.limit:
             chunks.append(sequence.chunk(now))
-    return chunks, left, [*runs, (last_s, run)]
+    return chunks, left, _merged(before)
+
+
+def _merged(times: list[float | None]) -> list[tuple[float | None, int]]:
+    return [(time_s, len(list(group))) for time_s, group in groupby(times)]
 
 
 def launch_sampling(sequences: SequenceABC[Sequence]) -> list[int]:

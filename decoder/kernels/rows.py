@@ -12,6 +12,8 @@ decoder.codecs.snake.decoder.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -212,18 +214,8 @@ def snake_rows(x: Tensor, table: Tensor, side: int, dtype: torch.dtype, own: Spa
     out = torch.empty((rows, length + 2 * side, channels), dtype=dtype, device=x.device)
     block = _block(channels)
     grid = triton.cdiv(length + 2 * side, TIMES), triton.cdiv(channels, block), rows
-    _snake_kernel[grid](
-        x,
-        table,
-        out,
-        span_arguments(own),
-        _strides(x),
-        channels,
-        length,
-        SIDE=side,
-        TIMES=TIMES,
-        CHANNELS=block,
-    )
+    shared = _shared_arguments(x, table, out, own)
+    _snake_kernel[grid](*shared, SIDE=side, TIMES=TIMES, CHANNELS=block)
     return out
 
 
@@ -252,20 +244,14 @@ def _launch_unit(
     block = triton.next_power_of_2(channels) if is_exit else _block(channels)
     chains = dilation * triton.cdiv(length, dilation * STEPS)
     grid = triton.cdiv(chains, LANES), triton.cdiv(channels, block), rows
-    _unit_kernel[grid](
-        x,
-        table,
-        out,
-        span_arguments(own),
-        _strides(x),
-        channels,
-        length,
-        dilation,
-        SUMS=is_exit,
-        STEPS=STEPS,
-        LANES=LANES,
-        CHANNELS=block,
-    )
+    shared = _shared_arguments(x, table, out, own)
+    _unit_kernel[grid](*shared, dilation, SUMS=is_exit, STEPS=STEPS, LANES=LANES, CHANNELS=block)
+
+
+def _shared_arguments(x: Tensor, table: Tensor, out: Tensor, own: Span | None) -> tuple[Any, ...]:
+    """Return the arguments with which both depthwise kernels begin."""
+    _, length, channels = x.shape
+    return x, table, out, span_arguments(own), _strides(x), channels, length
 
 
 def product(
