@@ -80,6 +80,7 @@ KINDS: dict[str, dict[str, str]] = {
         "frames": f"frames {QUICK}",
         "prompts": f"prompts --shape llasa-1b --repeat 4 {QUICK}",
         "sampling": "sampling",
+        "codec_calls_xcodec2": "codec_calls --codec xcodec2",
         "codec_calls_qwen": "codec_calls --codec qwen3_tts --codec qwen3_tts_stateful",
         "serve_a": "serve --shape a --part alone streams cancel --alone 15 --start 600 --most 900 "
         f"--closeness 0.25 {SERVED} {EARLY}",
@@ -89,6 +90,8 @@ KINDS: dict[str, dict[str, str]] = {
             f"--clients 8 -- {OVERLAP} --front-ends 4 {EARLY}"
             for shape in "ab"
         },
+        "first_sound_b_float8": "serve --shape b --part alone --alone 15 --repeat 1 --clients 8 "
+        f"-- {OVERLAP} --front-ends 4 {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "streams_a": "serve --shape a --part streams --start 750 --most 900 --closeness 0.1 "
         f"{SERVED} {EARLY}",
         "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "

@@ -30,8 +30,10 @@ from llm.kv_cache.kv_pool import KVPool
 GROUP = 16  # queries of a program: one tile of a matrix unit
 BLOCK = 64  # keys of a step
 STAGES = 3  # steps whose keys are being read
-NUM_WARPS = 4
+NUM_WARPS = 4  # with heads of `SMALL_HEAD` as many as a number of the pool has bytes
+SMALL_HEAD = 64
 SPLIT_KEYS = 512  # of a split, at least
+FULL_ROWS = 64  # whose programs occupy the device: from so many on a split has twice as many keys
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CONVERT = """{{
 .reg .b32 both;
@@ -330,6 +332,8 @@ class ManyRowsDecode:
         splits = min(MAX_SPLITS, scratch.numel() // (num_rows * heads * part))
         self._splits = 1 << (splits.bit_length() - 1)
         self._scratch = scratch
+        self._split_keys = SPLIT_KEYS * (2 if num_rows >= FULL_ROWS else 1)
+        self._num_warps = NUM_WARPS if pool.head_dim > SMALL_HEAD else pool.dtype.itemsize
         self._counts = torch.zeros(num_rows, heads, dtype=torch.int32, device=pool.device)
         # Pairs of float8 numbers are read as one number.
         self._parts = 2 if pool.dtype.itemsize == 1 else 1
@@ -364,10 +368,10 @@ class ManyRowsDecode:
                 self._queries,
             ),
             KEYS=(pool.page_size, self._parts, BLOCK, STAGES),
-            SPLITS=(self._splits, SPLIT_KEYS),
+            SPLITS=(self._splits, self._split_keys),
             SEEN=(window or 0, options.soft_cap or 0.0),
             GROUP=GROUP,
             LEVEL=level,
-            num_warps=NUM_WARPS,
+            num_warps=self._num_warps,
             launch_pdl=level > 0,
         )

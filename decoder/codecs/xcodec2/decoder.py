@@ -41,7 +41,7 @@ from decoder.streaming import crossfade_samples
 from decoder.window_inputs import PaddedNetwork, PaddedRows
 
 RECOMMENDED = StreamingOptions(
-    chunk_sizes=(5, 5, 10, 15, 25),
+    chunk_sizes=(4, 6, 10, 15, 25),  # a block is finished in time at 1.6 times real time
     buffer=50,
     prepend=PrependPromptSpeechTokens.ROLLING,
     look_ahead=5,

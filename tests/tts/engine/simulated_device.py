@@ -152,7 +152,7 @@ _SHAPES = (
     Shape(
         "a",
         XCODEC2,
-        StreamingOptions((5, 5, 10, 15, 25), 50, look_ahead=5, first_look_ahead=0),
+        StreamingOptions((4, 6, 10, 15, 25), 50, look_ahead=5, first_look_ahead=0),
         prompt_len=109,
         step_s=0.9e-3,
         row_s=3.5e-6,
