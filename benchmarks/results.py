@@ -25,8 +25,8 @@ from benchmarks.report import HEADER, Figure, Machine, Report
 TITLE = """# Results
 
 Written by `python -m benchmarks.results FOLDER` from the JSON that the commands below printed;
-`--run gpu`, `two_engines`, `two_gpus`, `four_gpus` or `cpu` runs those of a kind of machine, and
-`--into benchmarks/RESULTS.md` replaces their sections. The value of a row is the median of its
+`--run gpu`, `several_engines`, `two_gpus`, `four_gpus` or `cpu` runs those of a kind of machine,
+and `--into benchmarks/RESULTS.md` replaces their sections. The value of a row is the median of its
 runs, `range` their least and greatest; one run has no range.
 
 Shapes are published sizes with random weights (`benchmarks/shapes.py`; llasa-1b is Llama 1B with a
@@ -46,7 +46,11 @@ SIXTY_FOUR = """--audio-decoder-config '{"stateful": true, "max_batch": 64}'"""
 EARLY = """--audio-decoder-config '{"first_look_ahead": 0}'"""
 FLOAT8 = "--model.quantization-encoding float8_e4m3fn"
 FLOAT8_PAGES = "--model.kv-cache.kv-cache-format float8_e4m3fn"
-TWO = "--shape a --part streams --replicas 2 --gpus 1"
+ENGINES = "serve --shape a --part streams --gpus 1"
+SHARED = (
+    "--closeness 0.04 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
+    f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 5,5,10,15,25,50"
+)
 STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
 KINDS: dict[str, dict[str, str]] = {
     "gpu": {
@@ -113,10 +117,14 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_voice": "serve --shape voice --part alone streams --alone 15 --start 128 "
         f"--most 128 {SERVED}",
     },
-    "two_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
-        "streams_a_two": f"serve {TWO} --start 900 --most 1100 --closeness 0.1 {SERVED} {EARLY}",
-        "streams_a_two_float8": f"serve {TWO} --start 1100 --most 1320 --closeness 0.1 "
-        f"{SERVED} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
+    "several_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
+        "streams_a_two": f"{ENGINES} --replicas 2 --start 1150 --most 1350 {SHARED}",
+        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 1250 --most 1620 {SHARED} "
+        f"{FLOAT8} {FLOAT8_PAGES}",
+        "streams_a_three": f"{ENGINES} --replicas 3 --start 1100 --most 1300 {SHARED} "
+        "--pace-streams",
+        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 1300 --most 1600 {SHARED} "
+        f"{FLOAT8} {FLOAT8_PAGES} --pace-streams",
     },
     "two_gpus": {
         name: f"core {arguments} --part decode throughput --limit-s 20 --repeat 3 "
