@@ -221,6 +221,8 @@ def create_engine_client(
     vocabulary = family.vocabulary(decoder.spec) if family and decoder else None
     # Speech is played while it is generated, so its tokens should arrive one by one.
     config = with_text_encoding(config) if family is None else config.planning_ahead()
+    if vocabulary and vocabulary.codes_per_token == 1:
+        config = config.with_common_ids(vocabulary.id_range)
     engine = create_engine(config, checkpoint.tokenizer, on_ranks_lost)
     client = LocalEngineClient(
         engine,

@@ -32,6 +32,7 @@ from llm.config.unsupported import (
     refuse_unavailable,
 )
 from llm.errors import ConfigError
+from llm.request import IdRange
 
 
 class Session(Protocol):
@@ -63,6 +64,7 @@ class PipelineConfig(PipelineFields):
     _resolved: bool = PrivateAttr(default=False)
     _chat_template_text: str | None = PrivateAttr(default=None)
     _plan: RunningPlan | None = PrivateAttr(default=None)
+    _common_ids: IdRange | None = PrivateAttr(default=None)
 
     def __init__(self, **values: Any) -> None:
         if values.get("config_file") is not None:
@@ -112,6 +114,19 @@ class PipelineConfig(PipelineFields):
         if is_said or self.model.on_cpu or is_refused or self.runs_alone:
             return self
         return self.model_copy(update={"enable_overlap_scheduler": True, "max_num_steps": 1})
+
+    def with_common_ids(self, ids: IdRange | None) -> Self:
+        """Return the resolved configuration of a model whose requests mostly sample from `ids`."""
+        changed = self.model_copy()
+        changed._common_ids = ids
+        return changed
+
+    @property
+    def common_ids(self) -> IdRange | None:
+        """The range of ids from which most requests sample; None: there is none. On a GPU the head
+        of a captured forward computes the logits of other ids only where a request needs them.
+        """
+        return self._common_ids
 
     def of_replica(self, number: int) -> Self:
         """Return the resolved configuration of one replica, by its number from 0.

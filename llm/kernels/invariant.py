@@ -21,6 +21,7 @@ from llm.kernels.tuning import MANY_OUTPUTS
 MIN_ROWS = 16  # minimum number of tokens of a program
 FLOAT8_INPUTS = 128
 FEW_PROGRAMS = 128  # a smaller number leaves a large GPU idle
+ALIGNMENT = 128  # outputs of a program, at most
 
 HEAD_TILES = {  # by the rows of a program: those of its two blocks, and stages
     64: (64, 0, 4),
@@ -46,6 +47,10 @@ class Product(NamedTuple):
     num_in: int
     row_scales: Tensor  # [T] and [N] float32, of float8 operands
     out_scales: Tensor
+    out_stride: int  # distance of the rows of out
+    others: Tensor  # int32 [1], see `multiply_others`
+    first: int  # of the `length` outputs that are left out
+    length: int
 
 
 def multiply_rows(
@@ -55,14 +60,35 @@ def multiply_rows(
     row_scales: Tensor | None = None,
     out_scales: Tensor | None = None,
 ) -> None:
-    """Write x [T, K] × weight [N, K]ᵀ to out [T, N], all contiguous. Operands have one number
-    format, and `out` may have a wider one.
+    """Write x [T, K] × weight [N, K]ᵀ to out [T, N]; the operands are contiguous. They have one
+    number format, and `out` may have a wider one.
 
     Float8 operands have scales [T] and [N].
     """
+    _launch(x, weight, out, row_scales, out_scales)
+
+
+def multiply_others(
+    x: Tensor, weight: Tensor, out: Tensor, common: tuple[int, int], others: Tensor
+) -> None:
+    """Do the same for the outputs outside of [start, end), multiples of `ALIGNMENT` or the last
+    output; write nothing where `others` int32 [1] is 0.
+    """
+    _launch(x, weight, out, None, None, common, others)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    row_scales: Tensor | None,
+    out_scales: Tensor | None,
+    common: tuple[int, int] = (0, 0),
+    others: Tensor | None = None,
+) -> None:
     num_rows, num_in = x.shape
-    num_out = len(weight)
-    if num_rows == 0:
+    num_out, (first, end) = len(weight), common
+    if num_rows == 0 or num_out == end - first:
         return
     is_float8 = row_scales is not None
     blocks = {"more_rows": 0, **blocks_for(num_rows, num_out)}
@@ -71,10 +97,12 @@ def multiply_rows(
     elif num_out >= MANY_OUTPUTS and x.itemsize == 2 and has_large_tiles(x.device):
         blocks = head_blocks(num_rows)
     rows = blocks["block_rows"] + blocks["more_rows"]
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_out, blocks["block_out"]))
+    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_out - (end - first), blocks["block_out"]))
     scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
-    given = Product(x, weight, out, num_rows, num_out, num_in, *scales)
-    _multiply[grid](given, is_float8=is_float8, **blocks)
+    needed = x if others is None else others
+    sizes = (num_rows, num_out, num_in)
+    given = Product(x, weight, out, *sizes, *scales, out.stride(0), needed, first, end - first)
+    _multiply[grid](given, is_float8=is_float8, is_for_others=others is not None, **blocks)
 
 
 def has_large_tiles(device: torch.device) -> bool:
@@ -126,7 +154,7 @@ def _write(
         out_scales = tl.load(given.out_scales + outs, mask=is_out, other=0.0)
         row_scales = tl.load(given.row_scales + rows, mask=is_row, other=0.0)
         sums = sums * out_scales[:, None] * row_scales[None, :]
-    places = rows.to(tl.int64)[:, None] * given.num_out + outs[None, :]
+    places = rows.to(tl.int64)[:, None] * given.out_stride + outs[None, :]
     tl.store(given.out + places, tl.trans(sums), mask=is_row[:, None] & is_out[None, :])
 
 
@@ -138,9 +166,15 @@ def _multiply(
     block_out: tl.constexpr,
     block_in: tl.constexpr,
     is_float8: tl.constexpr,
+    is_for_others: tl.constexpr,
 ) -> None:
     # Programs that run at the same time share tiles of the matrix.
-    outs = tl.program_id(1) * block_out + tl.arange(0, block_out)
+    first_out = tl.program_id(1) * block_out
+    if is_for_others:
+        if tl.load(given.others) == 0:
+            return
+        first_out += tl.where(first_out < given.first, 0, given.length)
+    outs = first_out + tl.arange(0, block_out)
     rows = tl.program_id(0) * (block_rows + more_rows) + tl.arange(0, block_rows)
     num_in = given.num_in
     is_out, is_row = outs < given.num_out, rows < given.num_rows

@@ -134,15 +134,15 @@ def _put(
     BLOCK_OUT: tl.constexpr,
     OPTIONS: tl.constexpr,
 ) -> None:
-    """Store the products. `values`: out, bias. `OPTIONS`: whether there is a bias, whether to add
-    to out.
+    """Store the products. `values`: out, bias, the distance of rows of out. `OPTIONS`: whether
+    there is a bias, whether to add to out.
     """
     columns = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_column = columns < num_out
     y = products[0]
     if OPTIONS[0]:
         y += tl.load(values[1] + columns, mask=is_column, other=0.0).to(tl.float32)
-    places = values[0] + t * num_out + columns
+    places = values[0] + t * values[2] + columns
     mask = is_column & (t < num_rows)
     if OPTIONS[1]:
         y += tl.load(places, mask=mask, other=0.0).to(tl.float32)
@@ -166,7 +166,7 @@ def product(
 
     x may be normalised, and both be float8, as in `launch_few_rows`.
     """
-    values = (out, x if bias is None else bias)
+    values = (out, x if bias is None else bias, out.stride(0))
     options = (int(bias is not None), int(adds))
     launch_few_rows(
         x,

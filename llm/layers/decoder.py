@@ -24,6 +24,7 @@ from llm.layers.linear import Linear
 from llm.layers.rotary import RotaryConfig
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import Group
+from llm.request import IdRange
 
 # Below this many elements torch runs an elementwise kernel in one piece. Above, it may split it
 # over threads anywhere, and the rest of a split is computed by a scalar exponential that rounds
@@ -48,8 +49,17 @@ class MLP(Protocol):
 class Head(Protocol):
     """The head of a model, applied to the tokens whose logits are computed."""
 
-    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return float32 logits [R, V] of [R, hidden] of the last layer, in `out` if given."""
+    def __call__(
+        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+    ) -> Tensor:
+        """Return float32 logits [R, V] of [R, hidden] of the last layer, in `out` if given.
+
+        `others` int32 [1] on the device is 0 where only logits of common ids are needed, see
+        `limit`: the others in `out` may then be those of an earlier call.
+        """
+
+    def limit(self, common: IdRange) -> bool:
+        """Prepare for calls with `others`. Returns whether they take less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +93,16 @@ class LogitsHead:
     norm: RMSNorm
     linear: Linear
 
-    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+    ) -> Tensor:
         """See `Head`."""
         logits = self.linear(self.norm(hidden))
         return logits.float() if out is None else out.copy_(logits)
+
+    def limit(self, common: IdRange) -> bool:
+        """See `Head`."""
+        return False
 
 
 class Embedding:

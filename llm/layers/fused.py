@@ -34,7 +34,7 @@ from llm.kernels.blocks import Blocks
 from llm.kernels.elementwise import gate, normalise
 from llm.kernels.float8 import add_scaled, gate_quantized, normalise_quantized, quantize
 from llm.kernels.heads import rotate_heads
-from llm.kernels.invariant import multiply_rows
+from llm.kernels.invariant import ALIGNMENT, multiply_others, multiply_rows
 from llm.kernels.packed import (
     is_few,
     multiply_packed,
@@ -51,7 +51,9 @@ from llm.kernels.tuning import BLAS_OUTPUTS, MANY_OUTPUTS, MAX_ROWS, MAX_WIDE_RO
 from llm.kernels.words import OUTPUTS, Words
 from llm.layers.decoder import MLP, DecoderLayer, GatedMLP, LogitsHead, RMSNorm
 from llm.layers.linear import BiasedLinear, Float8Linear, FloatLinear, Linear, PackedLinear
+from llm.layers.weight import LinearWeight
 from llm.parallel.group import Group
+from llm.request import IdRange
 
 
 class Matrix(NamedTuple):
@@ -184,7 +186,7 @@ class NormedProduct:
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
         # BLAS takes longer for many outputs of few rows in float32.
-        self._is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
+        self.is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -208,13 +210,20 @@ class NormedProduct:
 
     def multiply_wide(self, normed: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """Write the product in a wider format without rounding in between."""
-        if self._is_wide and len(normed) <= MAX_WIDE_ROWS:
+        if self.is_wide and len(normed) <= MAX_WIDE_ROWS:
             multiply_rows(normed, weight, out)
             return out
         aligned = len(weight) - len(weight) % BLAS_OUTPUTS
         for start, end in pairwise(sorted({0, aligned, len(weight)})):
             torch.mm(normed, weight[start:end].t(), out_dtype=out.dtype, out=out[:, start:end])
         return out
+
+    def multiply_others(self, x: Tensor, out: Tensor, common: IdRange, others: Tensor) -> None:
+        """Write the outputs outside of `common` where `others` int32 [1] is not 0."""
+        assert self.matrix is not None
+        assert isinstance(self.matrix.weight, Tensor)
+        normed = normalise(x, self.norm.gain, self.norm.epsilon, level=self._level)
+        multiply_others(normed, self.matrix.weight, out, common, others)
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
@@ -445,16 +454,41 @@ class FusedHead:
     """The head of a model: the kernel writes float32 logits."""
 
     def __init__(self, reference: LogitsHead, kernels: KernelSet) -> None:
+        self._reference, self._kernels = reference, kernels
         self._product = NormedProduct(reference.norm, reference.linear, kernels)
         self._vocab_size = reference.linear.out_features
+        self._common: IdRange = (0, 0)  # rounded to whole tiles
+        self._of_common: NormedProduct | None = None
 
     @property
     def num_kernel_products(self) -> int:
         """1 if a built-in kernel multiplies, else 0."""
         return int(self._product.matrix is not None)
 
-    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def limit(self, common: IdRange) -> bool:
+        """See `Head`."""
+        first = common[0] // ALIGNMENT * ALIGNMENT
+        end = min(-(-common[1] // ALIGNMENT) * ALIGNMENT, self._vocab_size)
+        weight = plain_matrix(self._reference.linear)
+        if weight is None or weight.dtype.itemsize != 2 or not self._product.is_wide:
+            return False
+        if 2 * (end - first) > self._vocab_size:
+            return False
+        self._common = first, end
+        part = FloatLinear(LinearWeight(weight[first:end]), weight.dtype, weight.device)
+        self._of_common = NormedProduct(self._reference.norm, part, self._kernels)
+        self._of_common.is_wide = True  # BLAS is as slow with fewer outputs
+        return True
+
+    def __call__(
+        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+    ) -> Tensor:
         """See `Head`."""
         if out is None:
             out = hidden.new_empty(len(hidden), self._vocab_size, dtype=torch.float32)
-        return self._product(hidden, out)
+        if others is None or self._of_common is None:
+            return self._product(hidden, out)
+        first, end = self._common
+        self._of_common(hidden, out[:, first:end])
+        self._product.multiply_others(hidden, out, self._common, others)
+        return out

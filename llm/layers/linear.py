@@ -197,8 +197,12 @@ class Float8Linear:
         return ScaledProduct(product, rows.scales, self.scales)
 
     def _scaled_mm(self, values: Tensor, row_scales: Tensor, scales: Tensor) -> Tensor:
-        weight = self.weight.t()
-        return torch._scaled_mm(values, weight, row_scales, scales, out_dtype=self.dtype)
+        # Parts of a sum are added with fewer bits than float32 has. The difference is a tenth of
+        # that of rounding the inputs to float8.
+        weight, dtype = self.weight.t(), self.dtype
+        return torch._scaled_mm(
+            values, weight, row_scales, scales, out_dtype=dtype, use_fast_accum=True
+        )
 
     @staticmethod
     def quantize(x: Tensor) -> Float8Rows:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from llm.layers.decoder import Embedding, Head
 from llm.parallel.group import Group
+from llm.request import IdRange
 
 
 def sharded_embedding(embedding: Embedding, ids: Tensor, group: Group) -> Tensor:
@@ -26,7 +27,13 @@ class ShardedHead:
         self._num_columns = num_columns
         self._group = group
 
-    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def limit(self, common: IdRange) -> bool:
+        """See `Head`."""
+        return False
+
+    def __call__(
+        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+    ) -> Tensor:
         """See `Head`."""
         num_rows = len(hidden)
         shelf = self._group.shelf(num_rows, self._num_columns) if num_rows else None

@@ -29,6 +29,7 @@ from llm.models.random_weights import open_weights
 from llm.models.session import EngineSession
 from llm.models.weights import Weights, WeightsAdapter
 from llm.parallel.group import Group
+from llm.request import IdRange
 from llm.sampling.frames import FrameDecoder
 from llm.sampling.log_probabilities import LogProbabilities
 
@@ -254,14 +255,21 @@ class PipelineModel(ABC, Generic[ContextT]):
         target: Tensor,
         tokens: Tensor | None = None,
         states: Tensor | None = None,
+        others: Tensor | None = None,
     ) -> None:
         """Run a captured forward: write float32 logits of the `tokens` (int64 [R]; None: of all T)
         into target [R, V], and for a frame decoder their normalised hidden states into states
-        [R, H].
+        [R, H]. `others`: see `limit_head`.
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
+
+    def limit_head(self, common: IdRange) -> bool:
+        """Prepare for forwards that need no logits but those of `common`, where `others` int32 [1]
+        on the device is 0. Returns whether they take less time.
+        """
+        return False
 
     def release(self, request_id: str) -> None:
         """Free what is kept for a request that has ended; no effect the second time."""

@@ -26,6 +26,7 @@ from llm.layers.decoder import Head, RMSNorm
 from llm.memory.transfer import to_device
 from llm.models.base import PipelineModel
 from llm.models.session import EngineSession
+from llm.request import IdRange
 from llm.sampling.log_probabilities import (
     LogProbabilities,
     log_probabilities,
@@ -137,6 +138,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         target: Tensor,
         tokens: Tensor | None = None,
         states: Tensor | None = None,
+        others: Tensor | None = None,
     ) -> None:
         """See `PipelineModel`. Every row is computed without an adapter."""
         if self.lora_manager is not None:
@@ -145,9 +147,13 @@ class CausalModel(PipelineModel[ScheduledRow]):
         with torch.inference_mode():
             hidden = self.hidden_states(batch, cache)
             wanted = hidden if tokens is None else hidden.index_select(0, tokens)
-            self.logits_of(wanted, target)
+            self.logits_of(wanted, target, others)
             if states is not None:
                 states.copy_(self.final_norm(wanted))
+
+    def limit_head(self, common: IdRange) -> bool:
+        """See `PipelineModel`."""
+        return self.logits_of.limit(common)
 
     def _returned_states(self, hidden: Tensor, model_inputs: ModelInputs) -> Tensor | None:
         match self.return_hidden_states:

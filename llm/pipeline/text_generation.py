@@ -127,7 +127,8 @@ class _MultiStepRun:
             outputs, token_ids = self._run_with_grammar()
         else:
             plan = runner.token_sampler.prepare(rows, len(self._sampled), self._tokens)
-            outputs, token_ids = runner.step(self._inputs, plan)
+            reads_logits = self._is_scored or self._reads_prompts
+            outputs, token_ids = runner.step(self._inputs, plan, reads_logits=reads_logits)
         if self._reads_prompts and not self._sampled:
             self._read_prompts(outputs)
         if self._is_scored:

@@ -320,7 +320,9 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
         histories, level = self.num_histories(rows), self.session.pdl_level
         if decoder is None:
-            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories, level=level)
+            common = self.server_config.common_ids
+            size, device = self.vocab_size, self.device
+            sampler = DeviceSampler(size, device, rows, histories, level=level, common_ids=common)
             self.token_sampler = BufferedSampler(sampler)
         else:
             self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories, level)
@@ -342,6 +344,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             ),
             logits_dtype=self._logits_dtype,
             sampling=self.token_sampler.captured,
+            common_ids=self.server_config.common_ids,
         )
         if self._compiles_together:
             self._compile_graphs(self.graph_runner)
@@ -483,14 +486,19 @@ class ModelRunner(MemoryPlanning, TensorInterface):
             logits, states = outputs.next_token_logits, outputs.hidden_states
             return self.token_sampler.sample(logits, plan, states)
 
-    def step(self, inputs: ModelInputs, plan: Any) -> tuple[ModelOutputs, Tensor]:
-        """Run `forward` and `sample_tokens`, in one launch if both were captured."""
+    def step(
+        self, inputs: ModelInputs, plan: Any, *, reads_logits: bool = False
+    ) -> tuple[ModelOutputs, Tensor]:
+        """Run `forward` and `sample_tokens`, in one launch if both were captured: then logits that
+        no row samples from may be missing, unless the caller `reads_logits`.
+        """
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):
             return (outputs := self.forward(inputs)), self.sample_tokens(outputs, plan)
         self.forward_pass_id += 1
+        load = partial(self.token_sampler.load, plan)
         with self.session.profiler.detail("forward"):
-            outputs = graphs.replay(inputs, partial(self.token_sampler.load, plan))
+            outputs = graphs.replay(inputs, load, reads_logits=reads_logits)
             return outputs, graphs.tokens(inputs)
 
     def release(self, request_id: str) -> None:

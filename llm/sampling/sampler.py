@@ -60,6 +60,9 @@ class CapturedSampling:
     """
 
     record_words: int
+    needs_others: Callable[[np.ndarray], bool] | None = None
+    """Whether rows with these records need logits of other ids than the common ones; None: always.
+    """
 
 
 class TokenSampler(ABC, Generic[PlanT]):

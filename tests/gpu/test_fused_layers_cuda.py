@@ -15,6 +15,7 @@ from transformers import Qwen3Config
 
 from llm.config import PipelineConfig
 from llm.kernels.elementwise import normalise
+from llm.kernels.invariant import ALIGNMENT
 from llm.kernels.registry import KernelSet
 from llm.kernels.tuning import MAX_ROWS
 from llm.layers.decoder import LogitsHead, RMSNorm
@@ -96,6 +97,45 @@ def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> N
         found = FusedHead(LogitsHead(norm, linear), kernels)(x)
         error = ((found.double() - exact).norm() / exact.norm()).item()
         assert error < (3e-3 if rows <= MAX_ROWS else 1e-5)  # few rows: the norm is not rounded
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 64, 100, 150, 256, 300])
+@pytest.mark.parametrize(
+    ("num_out", "common"), [(140_002, (75_003, 140_002)), (140_000, (66_001, 90_000))]
+)
+def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int]) -> None:
+    """Logits of common ids alone, then of all, with a captured graph."""
+    device, num_in = torch.device("cuda"), 512
+    made = torch.Generator("cuda").manual_seed(rows)
+    x, weight = (
+        torch.randn(count, num_in, generator=made, device=device).bfloat16()
+        for count in (rows, num_out)
+    )
+    norm = RMSNorm(torch.ones(num_in, device=device, dtype=torch.bfloat16), 1e-5)
+    linear = FloatLinear(LinearWeight(weight), torch.bfloat16, device)
+    exact = normalise(x, norm.gain, norm.epsilon).double() @ weight.double().t()
+    kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=0)
+    head = FusedHead(LogitsHead(norm, linear), kernels)
+    assert head.limit(common)
+    out = torch.full((rows, num_out), torch.nan, device=device)
+    others = torch.zeros(1, dtype=torch.int32, device=device)
+    head(x, out, others)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        head(x, out, others)
+
+    def error(found: Tensor, expected: Tensor) -> float:
+        return ((found.double() - expected).norm() / expected.norm()).item()
+
+    most, ids = 3e-3 if rows <= MAX_ROWS else 1e-5, slice(*common)
+    out.fill_(torch.nan)
+    graph.replay()
+    assert error(out[:, ids], exact[:, ids]) < most
+    assert out[:, : common[0] // ALIGNMENT * ALIGNMENT].isnan().all()
+    others.fill_(1)
+    graph.replay()
+    assert error(out, exact) < most
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler

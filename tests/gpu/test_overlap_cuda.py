@@ -11,9 +11,11 @@ import torch
 from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
 from llm.memory.transfer import to_device
+from llm.pipeline.base import TextGenerationPipelineInterface
 from llm.request import Request, SamplingParams, TokenChunk
 from llm.runner.device_stream import CudaStream
 from tests.closeness import error
+from tests.llm.llama_checkpoints import write_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,6 +60,52 @@ def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
         # graph.
         values, known = ([e.logprob for e in run] for run in (entries, others))
         assert error(torch.tensor(values), torch.tensor(known)) < 1e-3
+
+
+@pytest.mark.parametrize("num_speakers", [1, 2, 7])
+def test_common_ids_change_no_token(tmp_path: Path, num_speakers: int) -> None:
+    """Compare tokens of requests that sample common ids, alone and next to one that samples any."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    checkpoint = write_llama(tmp_path / "model", vocab_size=140_000, **sizes)
+    model = {
+        "model_path": str(checkpoint),
+        "device_specs": ["cuda"],
+        "quantization_encoding": "bfloat16",
+        "kv_cache": {"kv_cache_page_size": 16, "num_pages": 64},
+    }
+    sampling = [
+        SamplingParams(
+            seed=n,
+            max_tokens=40 - n,
+            stop_token_ids=(100_500,),
+            allowed_ranges=((100_000, 100_400),),
+        )
+        for n in range(num_speakers)
+    ]
+    sampling.append(SamplingParams(temperature=0, max_tokens=12))
+    found = []
+    for common in (None, (100_000, 100_501)):
+        config = PipelineConfig(
+            model=model,
+            max_num_steps=1,
+            max_batch_size=8,
+            enable_overlap_scheduler=True,
+            use_experimental_kernels="true",
+        )
+        engine = create_engine(config.with_common_ids(common))
+        assert isinstance(engine.pipeline, TextGenerationPipelineInterface)
+        graphs = engine.pipeline.runner.graph_runner
+        assert graphs is not None
+        assert graphs.is_limited == (common is not None)
+        asked = [Request(f"r{n}", (5, 6 + n), params) for n, params in enumerate(sampling)]
+        streams = [engine.submit(request) for request in asked]
+        engine.start()
+        found.append([[t for chunk in stream for t in chunk.token_ids] for stream in streams])
+        engine.shutdown()
+    assert found[0] == found[1]
+    lengths = [len(tokens) for tokens in found[0]]
+    assert all(lengths)
+    assert max(lengths) > 12  # some are alone after the one that samples any
 
 
 def test_uploading_does_not_wait_for_the_gpu() -> None:

@@ -317,6 +317,12 @@ class SpeechVocabulary:
             return replace(sampling, stop_token_ids=stops, allowed_ranges=ranges, **others)
         return replace(sampling, stop_token_ids=stops, allowed_cycle=self._ranges, **others)
 
+    @property
+    def id_range(self) -> tuple[int, int]:
+        """The ids [start, end) of all codes and of the end of speech, with any between them."""
+        ranges = *chain(*self._ranges), (self.end_id, self.end_id + 1)
+        return min(start for start, _ in ranges), max(end for _, end in ranges)
+
     def whole_frames(self, num_codes: int) -> int:
         """Return the number of codes rounded down to whole frames."""
         return num_codes - num_codes % self.codes_per_frame

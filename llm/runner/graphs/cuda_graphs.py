@@ -45,6 +45,7 @@ from llm.batch import (
     ScheduledBatch,
 )
 from llm.models.base import PipelineModel
+from llm.request import IdRange
 from llm.runner.future_tokens import NOTHING_AWAITED, FutureTokens
 from llm.runner.graphs.capture import CapturedWork, GraphCapture
 from llm.runner.graphs.input_buffers import InputBuffers, Inputs, InputSizes, TokenViews
@@ -100,11 +101,12 @@ class GraphRunner:
         *,
         logits_dtype: torch.dtype = torch.float32,
         sampling: CapturedSampling | None = None,
+        common_ids: IdRange | None = None,
     ) -> None:
         """Allocate the buffers.
 
         `logits_dtype`: format that logits are rounded to. `sampling` None: sampling is not
-        captured.
+        captured. `common_ids`: see `PipelineConfig.common_ids`.
 
         Raises `RuntimeError` for a model or a backend that cannot be captured, and for a model that
         hands out hidden states.
@@ -120,6 +122,8 @@ class GraphRunner:
         self._max_context = limits.max_context
         self._logits_dtype = logits_dtype
         self._sampling = sampling
+        self.is_limited = common_ids is not None and model.limit_head(common_ids)
+        """Whether logits of other ids are only computed where they are needed."""
         self._frame_decoder = decoder = model.frame_decoder
         self._ids_per_token = 1 if decoder is None else decoder.shape.num_ids
         self.decode_shapes = decode_shapes(limits.max_rows)
@@ -207,6 +211,7 @@ class GraphRunner:
         plan = self._backend.capture_plan(shape, self._max_context, memory)
         self._buffers.begin()
         inputs.records.take()[:] = 0
+        inputs.others.take()[:] = 1
         rows.fill(inputs, shape, pages, first_id=self._first_id, num_ids=self._ids_per_token)
         if self._has_states:
             rows.fill_states(inputs)
@@ -232,7 +237,8 @@ class GraphRunner:
         sampled = inputs.sampled.device if len(inputs.sampled.device) else None
         logits = self._logits[: len(batch.input_ids if sampled is None else sampled)]
         states = None if self._states is None else self._states[: len(logits)]
-        self._model.write_logits(batch, attention, logits, sampled, states)
+        others = inputs.others.device if self.is_limited else None
+        self._model.write_logits(batch, attention, logits, sampled, states, others)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
         if self._sampling is not None:
@@ -389,18 +395,30 @@ class GraphRunner:
         sizes = (num_rows * words, shape.num_tokens, num_sampled, tables)
         return InputSizes(*sizes, ids_per_token=num_ids, num_states=num_states)
 
-    def replay(self, inputs: GraphInputs, load: LoadRecords | None = None) -> ModelOutputs:
+    def replay(
+        self,
+        inputs: GraphInputs,
+        load: LoadRecords | None = None,
+        *,
+        reads_logits: bool = False,
+    ) -> ModelOutputs:
         """Send the inputs that were loaded last and run their forward once.
 
         The logits are valid until the next replay. `load` writes the sampling parameters; None: no
-        sampling.
+        sampling. With sampling those that no row samples from may be missing, unless the caller
+        `reads_logits`.
         """
         captured = self._captured[inputs.shape]
-        records = captured.inputs.records.take()
+        records, others = captured.inputs.records.take(), captured.inputs.others.take()
+        others[0] = 1
         if load is None or self._sampling is None:
             records[:] = 0
         else:
-            load(records.reshape(-1, self._sampling.record_words))
+            records = records.reshape(-1, self._sampling.record_words)
+            load(records)
+            needs_others = self._sampling.needs_others
+            if self.is_limited and not reads_logits and needs_others is not None:
+                others[0] = needs_others(records)
         self._buffers.send()
         if inputs.given is not None:
             ids, positions = inputs.given

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llm.batch import RowColumns
-from llm.request import SamplingParams
+from llm.request import IdRange, SamplingParams
 from llm.sampling.logits import Method, candidates
 from llm.sampling.rng import stream_start
 from llm.sampling.sampler import has_penalties, method_of
@@ -56,6 +56,9 @@ def word_of(name: str) -> int:
     return RECORD.fields[name][1] // 4
 
 
+_FLAGS = word_of("flags")
+
+
 class Flag:
     """Operations for a row; 0: the row is padding, and its token is 0.
 
@@ -68,6 +71,7 @@ class Flag:
     TOP_P = 8
     PENALTIES = 16
     MASK = 32
+    OTHERS = 64  # not for the device: some candidates are no common ids
 
 
 @dataclass(slots=True)
@@ -84,8 +88,10 @@ class _PackedParameters:
 class RecordTable:
     """Records of live requests, and bitmasks of those with too many slices."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, common_ids: IdRange | None = None) -> None:
+        """Records with candidates outside of `common_ids` have `Flag.OTHERS`."""
         self._vocab_size = vocab_size
+        self._common_ids = (0, vocab_size) if common_ids is None else common_ids
         self._records = np.zeros(64, RECORD)
         self._free = list(range(len(self._records)))
         self._known: dict[str, _PackedParameters] = {}
@@ -154,8 +160,16 @@ class RecordTable:
         if len(ranges) > MAX_SLICES:
             self._words[place] = _words(ranges, self._vocab_size)
             ranges = ((0, self._vocab_size),)
-        _fill(self._records[place : place + 1], sampling, ranges)
+        record, (first, end) = self._records[place : place + 1], self._common_ids
+        _fill(record, sampling, ranges)
+        if ranges[0][0] < first or ranges[-1][1] > end:
+            record["flags"] |= Flag.OTHERS
         return place
+
+
+def needs_others(records: np.ndarray) -> bool:
+    """Whether any of the records int32 [B, words] has candidates that are no common ids."""
+    return bool((records[:, _FLAGS] & Flag.OTHERS).any())
 
 
 def effective_window(sampling: SamplingParams) -> int:

@@ -26,9 +26,15 @@ from torch import Tensor
 from llm.batch import ScheduledRow, columns_of
 from llm.errors import RequestError
 from llm.kernels.together import compile_together
-from llm.request import SamplingParams, Token
+from llm.request import IdRange, SamplingParams, Token
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
-from llm.sampling.device.records import RECORD_WORDS, Flag, RecordTable, effective_window
+from llm.sampling.device.records import (
+    RECORD_WORDS,
+    Flag,
+    RecordTable,
+    effective_window,
+    needs_others,
+)
 from llm.sampling.device.reference import sample_reference
 from llm.sampling.logits import TokenMask
 from llm.sampling.sampler import CapturedSampling, TokenSampler, has_penalties
@@ -77,7 +83,7 @@ class DeviceSampler:
 
     Histories of `num_histories` (default `max_rows`) penalised requests are kept at once; each
     takes 2 × `vocab_size` + 4 × `max_window` bytes. `level` is the kernels' launch level, see
-    `KernelSet`. Not thread-safe.
+    `KernelSet`. `common_ids`: see `RecordTable`. Not thread-safe.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class DeviceSampler:
         num_histories: int | None = None,
         max_window: int = MAX_WINDOW,
         level: int = 0,
+        common_ids: IdRange | None = None,
     ) -> None:
         if vocab_size > MAX_VOCABULARY:
             raise ValueError(f"{vocab_size} tokens: sampling is exact up to {MAX_VOCABULARY}")
@@ -95,7 +102,7 @@ class DeviceSampler:
         self._level = level
         self._device = device
         self._max_rows = max_rows
-        self._table = RecordTable(vocab_size)
+        self._table = RecordTable(vocab_size, common_ids)
         count = max_rows if num_histories is None else num_histories
         self._slots = HistorySlots(count)
         self._history = PenaltyHistory(count, vocab_size, max_window, device)
@@ -240,7 +247,9 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         self._buffers = buffers = sampler.create_buffers()
         # Without `self`: a reference cycle would keep the memory until garbage collection.
         self.captured = CapturedSampling(
-            lambda logits, records, _: sampler.sample(logits, buffers, records), RECORD_WORDS
+            lambda logits, records, _: sampler.sample(logits, buffers, records),
+            RECORD_WORDS,
+            needs_others,
         )
 
     def warm_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -367,6 +368,16 @@ def test_flashinfer_needs_a_gpu(name: str) -> None:
     on_cuda = choice | {"device_specs": ["cuda:0"]}
     config = Everything(**{"speculative": {}, "draft_model": {}} | {name: on_cuda})
     assert getattr(config, name).attention_backend == "flashinfer"
+
+
+def test_common_ids_are_kept() -> None:
+    config = PipelineConfig()
+    assert config.common_ids is None
+    limited = config.with_common_ids((5, 9))
+    assert (limited.common_ids, config.common_ids) == ((5, 9), None)
+    for kept in (limited.with_batch_size(3), pickle.loads(pickle.dumps(limited))):
+        assert kept.common_ids == (5, 9)
+        assert kept.is_resolved
 
 
 def test_a_listener_is_served_step_by_step() -> None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from llm.kernels import invariant
-from llm.kernels.invariant import multiply_rows
+from llm.kernels.invariant import ALIGNMENT, multiply_others, multiply_rows
 from llm.kernels.rounding import quantize_rows
 from llm.sampling.device import kernels
 from llm.sampling.device.parts import CUT_END, EVERYTHING, WORDS, SamplingInputs, ranked
@@ -69,6 +69,31 @@ def test_products_of_a_head(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     multiply_rows(x, weight, out)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out, x.float() @ weight.float().t(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("common", [(128, 256), (0, 128), (128, 400)])
+def test_products_of_other_outputs(rows: int, common: tuple[int, int]) -> None:
+    """All but those of `common`, if they are needed."""
+    made = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(count, 24, generator=made).half() for count in (rows, 400))
+    wide = torch.full((rows, 500), torch.nan)
+    out, others = wide[:, 30:430], torch.zeros(1, dtype=torch.int32)
+    multiply_others(x, weight, out, common, others)
+    assert wide.isnan().all()
+    multiply_others(x, weight, out, common, others + 1)
+    expected = x.float() @ weight.float().t()
+    expected[:, slice(*common)] = torch.nan
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4, equal_nan=True)
+    assert wide[:, :30].isnan().all()
+    assert wide[:, 430:].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 40, 130, 300])
+def test_programs_have_no_part_of_what_is_left_out(rows: int) -> None:
+    for num_out in (64, 70_000):
+        blocks = [invariant.blocks_for(rows, num_out), invariant.head_blocks(rows)]
+        assert all(ALIGNMENT % chosen["block_out"] == 0 for chosen in blocks)
 
 
 @pytest.mark.parametrize(("rows", "num_in", "num_out"), [(1, 128, 64), (17, 200, 70), (3, 8, 1)])

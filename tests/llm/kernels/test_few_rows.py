@@ -30,7 +30,7 @@ def compiled(name: str) -> Any:
     assert blocks is not None
     kernel, is_normed = products._few_rows_kernel, name == "qkv"
     pointers = {"x": "*bf16", "gain": "*bf16", "weight": "*fp8e4nv", "weight_scales": "*fp32"}
-    types = {**pointers, "values": ("*bf16", "*bf16"), "num_out": "i32", "epsilon": "fp32"}
+    types = {**pointers, "values": ("*bf16", "*bf16", "i32"), "num_out": "i32", "epsilon": "fp32"}
     constants = {
         "num_rows": 1,
         "END": products._put,

@@ -535,6 +535,40 @@ def test_a_head(rows: int) -> None:
     assert torch.equal(out, head(hidden))
 
 
+@pytest.mark.parametrize("rows", [1, MAX_ROWS + 1])
+def test_a_head_of_common_ids(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of other ids are only written where they are needed. The interpreter multiplies no
+    tiles of bfloat16.
+    """
+    monkeypatch.setattr("llm.layers.fused.MANY_OUTPUTS", 600)
+    parts, outputs = Parts(), 700
+    norm, matrix = parts.norm(), normal(outputs, parts.hidden, dtype=torch.float16)
+    reference = LogitsHead(norm, plain(torch.float16).linear(LinearWeight(matrix)))
+    hidden, others = (
+        normal(rows, parts.hidden, dtype=torch.float16),
+        torch.ones(1, dtype=torch.int32),
+    )
+    expected, head = reference(hidden), FusedHead(reference, ALL)
+    out = torch.full((rows, outputs), torch.nan)
+    assert relative_error(head(hidden, out, others), expected) < 0.01  # not limited yet
+    assert not head.limit((0, 351))
+    assert head.limit((300, 390))
+    out.fill_(torch.nan)
+    found = head(hidden, out, others - 1)
+    assert relative_error(found[:, 256:512], expected[:, 256:512]) < 0.01
+    assert found[:, :256].isnan().all()
+    assert found[:, 512:].isnan().all()
+    assert relative_error(head(hidden, out, others), expected) < 0.01
+    assert relative_error(head(hidden), expected) < 0.01
+
+
+def test_heads_that_are_not_limited() -> None:
+    """Heads with few outputs, or with a matrix of wider numbers, compute all logits."""
+    parts = Parts()
+    assert not FusedHead(parts.head, ALL).limit((0, 10))
+    assert not parts.head.limit((0, 10))
+
+
 @pytest.mark.parametrize(
     ("rows", "outputs", "expected"),
     [

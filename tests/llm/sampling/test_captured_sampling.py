@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from llm.batch import ForwardMode, ScheduledBatch, StepOutput
+from llm.batch import ForwardBatch, ForwardMode, KVCacheInputs, ScheduledBatch, StepOutput
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
@@ -115,3 +117,90 @@ def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path)
     expected = outputs.logits.clone()
     expected[0, int(tokens)] -= 50.0
     assert drawn.tolist() == expected.argmax(1).tolist()
+
+
+COMMON = (8, 24)
+WITHIN = SamplingParams(
+    temperature=0, stop_token_ids=(9,), allowed_ranges=((12, 20),), presence_penalty=3.0
+)
+
+
+def limited(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, list[int]]:
+    """Return a runner whose captured forwards write no other logits than those of common ids where
+    the others are not needed, and whether they were, of each forward.
+    """
+    config = pipeline_config(checkpoint, max_batch_size=2).with_common_ids(COMMON)
+    runner, needed = ModelRunner(config), list[int]()
+    runner.initialize()
+    runner.sample_on_device()
+    model = runner.loaded_model
+    write_all = model.write_logits
+
+    def write_logits(
+        batch: ForwardBatch,
+        cache: KVCacheInputs,
+        target: Tensor,
+        tokens: Tensor | None = None,
+        states: Tensor | None = None,
+        others: Tensor | None = None,
+    ) -> None:
+        assert others is not None
+        write_all(batch, cache, target, tokens, states)
+        needed.append(int(others))
+        if not others:
+            target[:, : COMMON[0]] = target[:, COMMON[1] :] = torch.nan
+
+    monkeypatch.setattr(model, "limit_head", lambda ids: ids == COMMON)
+    monkeypatch.setattr(model, "write_logits", write_logits)
+    use_graphs(runner)
+    needed.clear()
+    return runner, needed
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reads_logits", "needs_others"),
+    [
+        (WITHIN, False, 0),
+        (replace(WITHIN, temperature=1.0, seed=3), False, 0),
+        (WITHIN, True, 1),
+        (replace(WITHIN, stop_token_ids=(7,)), False, 1),
+        (replace(WITHIN, allowed_ranges=((12, 25),)), False, 1),
+        (SamplingParams(temperature=0), False, 1),
+    ],
+)
+def test_other_logits_are_computed_where_they_are_needed(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: SamplingParams,
+    *,
+    reads_logits: bool,
+    needs_others: int,
+) -> None:
+    """By a batch of which all rows but one have common ids only."""
+    runner, needed = limited(checkpoint, monkeypatch)
+    rows = [
+        row([6], [1], 3, sampling=WITHIN),
+        row([6], [2], 3, request_id="b", sampling=sampling),
+    ]
+    found = []
+    for reads in (True, reads_logits):
+        plan = runner.token_sampler.prepare(rows)
+        inputs = runner.prepare(batch(*rows))
+        outputs, tokens = runner.step(inputs, plan, reads_logits=reads)
+        found.append((outputs.logits.clone(), tokens.tolist()))
+        runner.release("a")
+        runner.release("b")
+    assert needed == [1, needs_others]
+    assert found[0][1] == found[1][1]
+    assert found[0][0].isfinite().all()
+    assert bool(found[1][0].isfinite().all()) == bool(needs_others)
+
+
+def test_a_forward_alone_computes_all_logits(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, needed = limited(checkpoint, monkeypatch)
+    one = row([6], [1], 3, sampling=WITHIN)
+    runner.step(runner.prepare(batch(one)), runner.token_sampler.prepare([one]))
+    assert runner.forward(runner.prepare(batch(one))).logits.isfinite().all()
+    assert needed == [0, 1]

@@ -63,6 +63,7 @@ def test_consecutive_code_tokens_need_no_table(tokenizer: TextTokenizer) -> None
         top_k=7, stop_token_ids=(258,), allowed_ranges=((FIRST_CODE, FIRST_CODE + CODEBOOK),)
     )
     assert (vocabulary.start_id, vocabulary.end_id) == (257, 258)
+    assert vocabulary.id_range == (258, FIRST_CODE + CODEBOOK)
 
 
 def test_scattered_code_tokens_go_through_a_table() -> None:
@@ -138,6 +139,7 @@ def test_frames_are_literal() -> None:
     )
     assert [FRAMES.whole_frames(n) for n in (0, 2, 3, 5, 6)] == [0, 0, 3, 3, 6]
     assert repr(FRAMES) == "SpeechVocabulary(3 x 4 codes, base 100)"
+    assert [vocabulary.id_range for vocabulary in (FRAMES, SCATTERED)] == [(2, 112), (2, 44)]
 
 
 @pytest.mark.parametrize("places", [[], [[]], [[1, 2], [2, 3]], [[1, 2], [3]]])
