@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _one_at_a_time = RLock()  # the mode is of a thread, the listener of the process
+_loads = Lock()
+"""Held while a kernel is loaded. Triton's launchers are modules of one name: where a process has
+loaded a file before, Python returns the module in `sys.modules` with the file's functions, and
+Triton would read the function that another thread has put there."""
 
 
 class _Zeros(TorchDispatchMode):
@@ -76,7 +80,8 @@ def compile_together(work: Callable[[], object]) -> int:
         def submit(self, key: Any, compile_kernel: Callable[[], Any], finish: Any) -> _Unlaunched:
             def load() -> Any:
                 kernel = compile_kernel()
-                _ = kernel.run  # loads it; the launcher has code of its own, which is compiled
+                with _loads:
+                    _ = kernel.run  # the launcher has code of its own, which is compiled
                 return kernel
 
             super().submit(key, load, finish)

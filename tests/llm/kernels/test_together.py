@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +68,39 @@ def test_kernels_on_disk_are_not_compiled_again(normalise: Any) -> None:
     assert compile_together(lambda: normalise(*inputs(torch.float32))) == 0
     normalise(*inputs(torch.float32))
     assert Launcher.count == 1
+
+
+class _SharedLauncher(Launcher):
+    """A launcher from a module that all launchers of the process share, as Python loads them."""
+
+    module: Any = None
+
+    def __init__(self, source: Any, *_: Any) -> None:
+        _SharedLauncher.module = source
+        time.sleep(0.3)  # the others are compiled by then
+        self._source = _SharedLauncher.module
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch; the arguments end with tensors of the source's types."""
+        tensor = next(each for each in arguments if isinstance(each, Tensor))
+        names = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+        assert names[tensor.dtype] in self._source.signature.values()
+        super().__call__(*arguments)
+
+
+def test_kernels_are_loaded_one_after_the_other(
+    normalise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Driver, "launcher_cls", _SharedLauncher)
+    types = (torch.float16, torch.bfloat16, torch.float32)
+
+    def work() -> None:
+        for dtype in types:
+            normalise(*inputs(dtype))
+
+    assert compile_together(work) == len(types)
+    work()
+    assert Launcher.count == len(types)
 
 
 def test_an_error_ends_the_mode(normalise: Any) -> None:

@@ -27,8 +27,8 @@ class Driver:
 
     class utils:  # noqa: N801 - Triton's name
         @staticmethod
-        def load_binary(*_: Any) -> tuple[None, None, int, int, int]:
-            return None, None, 0, 0, 1024
+        def load_binary(*_: Any) -> tuple[int, None, int, int, int]:
+            return 1, None, 0, 0, 1024
 
         @staticmethod
         def get_device_properties(_: int) -> dict[str, int]:
