@@ -48,8 +48,8 @@ FLOAT8 = "--model.quantization-encoding float8_e4m3fn"
 FLOAT8_PAGES = "--model.kv-cache.kv-cache-format float8_e4m3fn"
 ENGINES = "serve --shape a --part streams --gpus 1"
 SHARED = (
-    "--closeness 0.04 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
-    f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 5,5,10,15,25,50"
+    "--closeness 0.03 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
+    f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 5,5,10,15,25,50 --pace-streams"
 )
 STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
 KINDS: dict[str, dict[str, str]] = {
@@ -96,7 +96,7 @@ KINDS: dict[str, dict[str, str]] = {
         },
         "first_sound_b_float8": "serve --shape b --part alone --alone 15 --repeat 1 --clients 8 "
         f"-- {OVERLAP} --front-ends 4 {EARLY} {FLOAT8} {FLOAT8_PAGES}",
-        "streams_a": "serve --shape a --part streams --start 750 --most 900 --closeness 0.1 "
+        "streams_a": "serve --shape a --part streams --start 800 --most 1000 --closeness 0.05 "
         f"{SERVED} {EARLY}",
         "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
@@ -118,13 +118,12 @@ KINDS: dict[str, dict[str, str]] = {
         f"--most 128 {SERVED}",
     },
     "several_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
-        "streams_a_two": f"{ENGINES} --replicas 2 --start 1150 --most 1350 {SHARED}",
-        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 1250 --most 1620 {SHARED} "
+        "streams_a_two": f"{ENGINES} --replicas 2 --start 700 --most 1425 {SHARED}",
+        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 800 --most 1750 {SHARED} "
         f"{FLOAT8} {FLOAT8_PAGES}",
-        "streams_a_three": f"{ENGINES} --replicas 3 --start 1100 --most 1300 {SHARED} "
-        "--pace-streams",
-        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 1300 --most 1600 {SHARED} "
-        f"{FLOAT8} {FLOAT8_PAGES} --pace-streams",
+        "streams_a_three": f"{ENGINES} --replicas 3 --start 700 --most 1425 {SHARED}",
+        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 800 --most 1800 {SHARED} "
+        f"{FLOAT8} {FLOAT8_PAGES}",
     },
     "two_gpus": {
         name: f"core {arguments} --part decode throughput --limit-s 20 --repeat 3 "
