@@ -32,7 +32,6 @@ from llm.config.unsupported import (
     refuse_unavailable,
 )
 from llm.errors import ConfigError
-from llm.request import IdRange
 
 
 class Session(Protocol):
@@ -64,7 +63,7 @@ class PipelineConfig(PipelineFields):
     _resolved: bool = PrivateAttr(default=False)
     _chat_template_text: str | None = PrivateAttr(default=None)
     _plan: RunningPlan | None = PrivateAttr(default=None)
-    _common_ids: IdRange | None = PrivateAttr(default=None)
+    _common_ids: tuple[int, int] | None = PrivateAttr(default=None)
 
     def __init__(self, **values: Any) -> None:
         if values.get("config_file") is not None:
@@ -115,16 +114,19 @@ class PipelineConfig(PipelineFields):
             return self
         return self.model_copy(update={"enable_overlap_scheduler": True, "max_num_steps": 1})
 
-    def with_common_ids(self, ids: IdRange | None) -> Self:
-        """Return the resolved configuration of a model whose requests mostly sample from `ids`."""
+    def with_common_ids(self, ids: tuple[int, int] | None) -> Self:
+        """Return the resolved configuration of a model whose requests mostly sample from the ids
+        [start, end).
+        """
         changed = self.model_copy()
         changed._common_ids = ids
         return changed
 
     @property
-    def common_ids(self) -> IdRange | None:
+    def common_ids(self) -> tuple[int, int] | None:
         """The range of ids from which most requests sample; None: there is none. On a GPU the head
-        of a captured forward computes the logits of other ids only where a request needs them.
+        of a captured forward may compute the logits of other ids only where a request needs them,
+        see `FusedHead`.
         """
         return self._common_ids
 

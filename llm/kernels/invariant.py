@@ -71,8 +71,8 @@ def multiply_rows(
 def multiply_others(
     x: Tensor, weight: Tensor, out: Tensor, common: tuple[int, int], others: Tensor
 ) -> None:
-    """Do the same for the outputs outside of [start, end), multiples of `ALIGNMENT` or the last
-    output; write nothing where `others` int32 [1] is 0.
+    """Do the same for the outputs outside of [start, end); write nothing where `others` int32 [1]
+    is 0. `start` is a multiple of `ALIGNMENT`, and so is `end`, unless it is N.
     """
     _launch(x, weight, out, None, None, common, others)
 
@@ -88,7 +88,7 @@ def _launch(
 ) -> None:
     num_rows, num_in = x.shape
     num_out, (first, end) = len(weight), common
-    if num_rows == 0 or num_out == end - first:
+    if num_rows == 0:
         return
     is_float8 = row_scales is not None
     blocks = {"more_rows": 0, **blocks_for(num_rows, num_out)}

@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _one_at_a_time = RLock()  # the mode is of a thread, the listener of the process
 _loads = Lock()
-"""Held while a kernel is loaded. Triton's launchers are modules of one name: where a process has
-loaded a file before, Python returns the module in `sys.modules` with the file's functions, and
-Triton would read the function that another thread has put there."""
+"""Held while a thread of `compile_together` loads a kernel, which compiles its launcher if that is
+not on disk. Triton's launchers are modules of one name: where a process has loaded a file before,
+Python returns the module in `sys.modules` with the file's functions, and Triton would read the
+function that another thread has put there."""
 
 
 class _Zeros(TorchDispatchMode):

@@ -8,7 +8,8 @@ Float8Linear      any device: float8 weights and inputs, torch's BLAS or one ord
 BiasedLinear      any of them, plus a vector
 
 With float8 weights the inputs are rounded to float8, too (`quantize_rows`). The products of the
-rounded numbers are summed in float32, and multiplied by the scales of the output and of the row.
+rounded numbers are summed in float32 (by BLAS in the tensor cores, with fewer bits), and
+multiplied by the scales of the output and of the row.
 
 `layers.factory` chooses one. With one order of sums a row's result does not depend on the number of
 rows, so that a token gets the same logits alone, in a batch, and in a prompt chunk.

@@ -490,7 +490,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         self, inputs: ModelInputs, plan: Any, *, reads_logits: bool = False
     ) -> tuple[ModelOutputs, Tensor]:
         """Run `forward` and `sample_tokens`, in one launch if both were captured: then logits that
-        no row samples from may be missing, unless the caller `reads_logits`.
+        no row samples from may be those of an earlier step, unless the caller `reads_logits`.
         """
         graphs = self.graph_runner
         if graphs is None or not (graphs.samples and isinstance(inputs, GraphInputs)):

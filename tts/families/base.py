@@ -318,8 +318,10 @@ class SpeechVocabulary:
         return replace(sampling, stop_token_ids=stops, allowed_cycle=self._ranges, **others)
 
     @property
-    def id_range(self) -> tuple[int, int]:
-        """The ids [start, end) of all codes and of the end of speech, with any between them."""
+    def id_range(self) -> tuple[int, int] | None:
+        """The ids [start, end) that may be sampled: all codes, the end of speech, and any between
+        them. None: others, too.
+        """
         ranges = *chain(*self._ranges), (self.end_id, self.end_id + 1)
         return min(start for start, _ in ranges), max(end for _, end in ranges)
 

@@ -171,6 +171,11 @@ class WordVocabulary(SpeechVocabulary):
             for code, token_id in enumerate(ids)
         }
 
+    @property
+    def id_range(self) -> tuple[int, int] | None:
+        """None: nearly all ids may be sampled."""
+        return None
+
     def constrain(self, sampling: SamplingParams, **others: Any) -> SamplingParams:
         """See `SpeechVocabulary`."""
         stops, ranges = self._ends, self._allowed

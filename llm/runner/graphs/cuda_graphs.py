@@ -405,8 +405,8 @@ class GraphRunner:
         """Send the inputs that were loaded last and run their forward once.
 
         The logits are valid until the next replay. `load` writes the sampling parameters; None: no
-        sampling. With sampling those that no row samples from may be missing, unless the caller
-        `reads_logits`.
+        sampling. With sampling those that no row samples from may be those of an earlier step,
+        unless the caller `reads_logits`.
         """
         captured = self._captured[inputs.shape]
         records, others = captured.inputs.records.take(), captured.inputs.others.take()

@@ -71,7 +71,7 @@ class Flag:
     TOP_P = 8
     PENALTIES = 16
     MASK = 32
-    OTHERS = 64  # not for the device: some candidates are no common ids
+    OTHERS = 64  # some candidates are no common ids; kernels ignore it
 
 
 @dataclass(slots=True)
@@ -89,9 +89,9 @@ class RecordTable:
     """Records of live requests, and bitmasks of those with too many slices."""
 
     def __init__(self, vocab_size: int, common_ids: IdRange | None = None) -> None:
-        """Records with candidates outside of `common_ids` have `Flag.OTHERS`."""
+        """Records with candidates outside of `common_ids` (None: any) have `Flag.OTHERS`."""
         self._vocab_size = vocab_size
-        self._common_ids = (0, vocab_size) if common_ids is None else common_ids
+        self._common_ids = (0, 0) if common_ids is None else common_ids
         self._records = np.zeros(64, RECORD)
         self._free = list(range(len(self._records)))
         self._known: dict[str, _PackedParameters] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import chain
 
 import grpc
 import pytest
@@ -122,6 +123,18 @@ def test_an_end_comes_between_frames_only(running: Running) -> None:
     reasons = asyncio.run(scenario())
     assert set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH}
     assert FinishReason.STOP in reasons
+
+
+def test_all_that_may_be_sampled_is_in_the_range(running: Running) -> None:
+    vocabulary = running.vocabulary
+    if vocabulary.codes_per_token > 1:
+        pytest.skip("its tokens are frames")
+    sampling = vocabulary.constrain(running.family.sampling())
+    ranges = [*chain(sampling.allowed_ranges, *sampling.allowed_cycle)]
+    ranges += [(stop, stop + 1) for stop in sampling.stop_token_ids]
+    if vocabulary.id_range is not None:
+        start, end = vocabulary.id_range
+        assert all(start <= first < last <= end for first, last in ranges)
 
 
 def test_the_same_model_writes_text(running: Running) -> None:

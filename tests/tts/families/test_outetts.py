@@ -193,6 +193,7 @@ def test_codes_that_the_codec_does_not_have_are_not_sampled(service: Service) ->
     sampling = vocabulary.constrain(SamplingParams())
     assert sampling.stop_token_ids == ids("audio_end", "im_end")
     spare = {OUTETTS_FIRST_CODE + CODEBOOK_SIZE, OUTETTS_FIRST_CODE + 2 * CODEBOOK_SIZE + 1}
+    assert vocabulary.id_range is None, "words are sampled, too"
     allowed = {n for start, stop in sampling.allowed_ranges for n in range(start, stop)}
     assert set(range(OUTETTS_FIRST_CODE + len(OUTETTS_CODES))) - allowed == spare
 
