@@ -98,6 +98,8 @@ KINDS: dict[str, dict[str, str]] = {
         f"-- {OVERLAP} --front-ends 4 {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "streams_a": "serve --shape a --part streams --start 800 --most 1000 --closeness 0.05 "
         f"{SERVED} {EARLY}",
+        "streams_a_long": "serve --shape a --part streams --start 850 --most 1150 --closeness 0.05 "
+        f"{SERVED} {EARLY} --chunk-size 4,6,10,15,25,50",
         "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
         "streams_b_paced": "serve --shape b --part streams --start 340 --most 440 --closeness 0.1 "
