@@ -49,7 +49,7 @@ FLOAT8_PAGES = "--model.kv-cache.kv-cache-format float8_e4m3fn"
 ENGINES = "serve --shape a --part streams --gpus 1"
 SHARED = (
     "--closeness 0.03 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
-    f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 5,5,10,15,25,50 --pace-streams"
+    f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 10,15,22,33,50 --pace-streams"
 )
 STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
 KINDS: dict[str, dict[str, str]] = {
@@ -98,8 +98,8 @@ KINDS: dict[str, dict[str, str]] = {
         f"-- {OVERLAP} --front-ends 4 {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "streams_a": "serve --shape a --part streams --start 800 --most 1000 --closeness 0.05 "
         f"{SERVED} {EARLY}",
-        "streams_a_long": "serve --shape a --part streams --start 850 --most 1150 --closeness 0.05 "
-        f"{SERVED} {EARLY} --chunk-size 4,6,10,15,25,50",
+        "streams_a_long": "serve --shape a --part streams --start 850 --most 1200 --closeness 0.05 "
+        f"{SERVED} {EARLY} --chunk-size 10,15,22,33,50",
         "streams_b": "serve --shape b --part streams --start 340 --most 340 --closeness 0.2 "
         f"{SERVED} {EARLY}",
         "streams_b_paced": "serve --shape b --part streams --start 340 --most 440 --closeness 0.1 "
@@ -120,11 +120,11 @@ KINDS: dict[str, dict[str, str]] = {
         f"--most 128 {SERVED}",
     },
     "several_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
-        "streams_a_two": f"{ENGINES} --replicas 2 --start 700 --most 1425 {SHARED}",
-        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 800 --most 1750 {SHARED} "
+        "streams_a_two": f"{ENGINES} --replicas 2 --start 700 --most 1500 {SHARED}",
+        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 800 --most 1800 {SHARED} "
         f"{FLOAT8} {FLOAT8_PAGES}",
-        "streams_a_three": f"{ENGINES} --replicas 3 --start 700 --most 1425 {SHARED}",
-        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 800 --most 1800 {SHARED} "
+        "streams_a_three": f"{ENGINES} --replicas 3 --start 700 --most 1600 {SHARED}",
+        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 800 --most 2000 {SHARED} "
         f"{FLOAT8} {FLOAT8_PAGES}",
     },
     "two_gpus": {
