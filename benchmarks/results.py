@@ -161,6 +161,9 @@ KINDS: dict[str, dict[str, str]] = {
         "cpu_idle": "idle",
         "cpu_ipc_latency": "ipc_latency --repeat 200",
         "cpu_memory": "memory",
+        "pacing_a": "pacing --shape a --plain --streams 720 820 900",
+        "pacing_a_long": "pacing --shape a --plain --streams 720 820 900 "
+        "--chunk-size 10,15,22,33,50",
         "pacing_b": "pacing --shape b --streams 240 280 340",
         "pacing_qwen": "pacing --shape qwen --streams 192 256 350",
         "cpu_scheduler": "scheduler",
