@@ -30,8 +30,8 @@ from llm.kv_cache.kv_pool import KVPool
 GROUP = 16  # queries of a program: one tile of a matrix unit
 BLOCK = 64  # keys of a step
 STAGES = 3  # steps whose keys are being read
-NUM_WARPS = 4  # of a head up to `SMALL_HEAD`: as many as a number of the pool has bytes
-SMALL_HEAD = 64
+NUM_WARPS = 4
+SMALL_HEAD = 64  # with heads up to this size: as many warps as a number of the pool has bytes
 SPLIT_KEYS = 512  # of a split, at least
 FULL_ROWS = 64  # whose programs occupy the device: from so many on a split has twice as many keys
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

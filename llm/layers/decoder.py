@@ -59,7 +59,9 @@ class Head(Protocol):
         """
 
     def limit(self, common: IdRange) -> bool:
-        """Prepare for calls with `others`. Returns whether they take less time."""
+        """Prepare for calls with `others`, which always compute the logits of the ids `common`.
+        Returns whether they take less time; if not, `others` has no effect.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,14 +179,18 @@ def scaling_layer(linear: Linear, kernels: KernelSet) -> Float8Linear | None:
 class NormedProduct:
     """Computes linear(norm x)."""
 
-    def __init__(self, norm: RMSNorm, linear: Linear, kernels: KernelSet) -> None:
+    def __init__(
+        self, norm: RMSNorm, linear: Linear, kernels: KernelSet, *, is_part: bool = False
+    ) -> None:
+        """`is_part`: the layer has a part of the outputs of one with `MANY_OUTPUTS`."""
         self.matrix = kernel_matrix(linear, "product", kernels)
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
-        # BLAS takes longer for many outputs of few rows in float32.
-        self.is_wide = "multiply_rows" in kernels and linear.out_features >= MANY_OUTPUTS
+        # BLAS takes longer for many outputs of few rows in float32, and for a part of them.
+        has_many = is_part or linear.out_features >= MANY_OUTPUTS
+        self.is_wide = "multiply_rows" in kernels and has_many
         self._level = kernels.launch_level
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -476,8 +480,8 @@ class FusedHead:
             return False
         self._common = first, end
         part = FloatLinear(LinearWeight(weight[first:end]), weight.dtype, weight.device)
-        self._of_common = NormedProduct(self._reference.norm, part, self._kernels)
-        self._of_common.is_wide = True  # BLAS is as slow with fewer outputs
+        norm, kernels = self._reference.norm, self._kernels
+        self._of_common = NormedProduct(norm, part, kernels, is_part=True)
         return True
 
     def __call__(

@@ -266,8 +266,8 @@ class PipelineModel(ABC, Generic[ContextT]):
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def limit_head(self, common: IdRange) -> bool:
-        """Prepare for forwards that need no logits but those of `common`, where `others` int32 [1]
-        on the device is 0. Returns whether they take less time.
+        """Prepare for forwards that need no logits but those of the ids `common`, where `others`
+        int32 [1] on the device is 0. Returns whether they take less time, see `Head.limit`.
         """
         return False
 

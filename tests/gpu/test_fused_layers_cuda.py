@@ -79,10 +79,8 @@ def test_kernels_change_logits_by_no_more_than_rounding(checkpoint: Path, rows: 
             assert torch.equal(logits(checkpoint, rows, pdl_level=level, **switches), found)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 17, 64, 100, 150, 256, 300])
-@pytest.mark.parametrize(("num_out", "num_in"), [(66_001, 1024), (66_001, 3072), (66_000, 1024)])
-def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> None:
-    """Logits are not rounded to the format of the matrix."""
+def head_of(rows: int, num_out: int, num_in: int) -> tuple[Tensor, LogitsHead, Tensor]:
+    """Return random rows, a head, and its logits in double precision."""
     device = torch.device("cuda")
     made = torch.Generator("cuda").manual_seed(rows)
     x, weight = (
@@ -92,11 +90,25 @@ def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> N
     norm = RMSNorm(torch.ones(num_in, device=device, dtype=torch.bfloat16), 1e-5)
     linear = FloatLinear(LinearWeight(weight), torch.bfloat16, device)
     exact = normalise(x, norm.gain, norm.epsilon).double() @ weight.double().t()
+    return x, LogitsHead(norm, linear), exact
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def largest_error(rows: int) -> float:
+    return 3e-3 if rows <= MAX_ROWS else 1e-5  # few rows: the norm is not rounded
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 64, 100, 150, 256, 300])
+@pytest.mark.parametrize(("num_out", "num_in"), [(66_001, 1024), (66_001, 3072), (66_000, 1024)])
+def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> None:
+    """Logits are not rounded to the format of the matrix."""
+    x, reference, exact = head_of(rows, num_out, num_in)
     for experimental in (False, True):
         kernels = KernelSet.choose(vendor_blas=False, experimental=experimental, launch_level=0)
-        found = FusedHead(LogitsHead(norm, linear), kernels)(x)
-        error = ((found.double() - exact).norm() / exact.norm()).item()
-        assert error < (3e-3 if rows <= MAX_ROWS else 1e-5)  # few rows: the norm is not rounded
+        assert error(FusedHead(reference, kernels)(x), exact) < largest_error(rows)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17, 64, 100, 150, 256, 300])
@@ -105,30 +117,19 @@ def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> N
 )
 def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int]) -> None:
     """Logits of common ids alone, then of all, with a captured graph."""
-    device, num_in = torch.device("cuda"), 512
-    made = torch.Generator("cuda").manual_seed(rows)
-    x, weight = (
-        torch.randn(count, num_in, generator=made, device=device).bfloat16()
-        for count in (rows, num_out)
-    )
-    norm = RMSNorm(torch.ones(num_in, device=device, dtype=torch.bfloat16), 1e-5)
-    linear = FloatLinear(LinearWeight(weight), torch.bfloat16, device)
-    exact = normalise(x, norm.gain, norm.epsilon).double() @ weight.double().t()
+    x, reference, exact = head_of(rows, num_out, 512)
     kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=0)
-    head = FusedHead(LogitsHead(norm, linear), kernels)
+    head = FusedHead(reference, kernels)
     assert head.limit(common)
-    out = torch.full((rows, num_out), torch.nan, device=device)
-    others = torch.zeros(1, dtype=torch.int32, device=device)
+    out = torch.full((rows, num_out), torch.nan, device=x.device)
+    others = torch.zeros(1, dtype=torch.int32, device=x.device)
     head(x, out, others)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         head(x, out, others)
 
-    def error(found: Tensor, expected: Tensor) -> float:
-        return ((found.double() - expected).norm() / expected.norm()).item()
-
-    most, ids = 3e-3 if rows <= MAX_ROWS else 1e-5, slice(*common)
+    most, ids = largest_error(rows), slice(*common)
     out.fill_(torch.nan)
     graph.replay()
     assert error(out[:, ids], exact[:, ids]) < most

@@ -320,7 +320,7 @@ class SpeechVocabulary:
     @property
     def id_range(self) -> tuple[int, int] | None:
         """The ids [start, end) that may be sampled: all codes, the end of speech, and any between
-        them. None: others, too.
+        them. None: other ids may be sampled, too.
         """
         ranges = *chain(*self._ranges), (self.end_id, self.end_id + 1)
         return min(start for start, _ in ranges), max(end for _, end in ranges)

@@ -74,7 +74,7 @@ def test_products_of_a_head(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("common", [(128, 256), (0, 128), (128, 400)])
 def test_products_of_other_outputs(rows: int, common: tuple[int, int]) -> None:
-    """All but those of `common`, if they are needed."""
+    """Outputs outside of `common` are written where they are needed, and nothing else."""
     made = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(count, 24, generator=made).half() for count in (rows, 400))
     wide = torch.full((rows, 500), torch.nan)

@@ -81,7 +81,7 @@ class _SharedLauncher(Launcher):
         self._source = _SharedLauncher.module
 
     def __call__(self, *arguments: Any) -> None:
-        """Launch; the arguments end with tensors of the source's types."""
+        """Launch; the tensors among the arguments have the types of the source."""
         tensor = next(each for each in arguments if isinstance(each, Tensor))
         names = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
         assert names[tensor.dtype] in self._source.signature.values()

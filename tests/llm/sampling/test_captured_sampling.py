@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from llm.batch import ForwardBatch, ForwardMode, KVCacheInputs, ScheduledBatch, StepOutput
+from llm.batch import ForwardMode, ScheduledBatch, StepOutput
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
@@ -136,15 +136,8 @@ def limited(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRun
     model = runner.loaded_model
     write_all = model.write_logits
 
-    def write_logits(
-        batch: ForwardBatch,
-        cache: KVCacheInputs,
-        target: Tensor,
-        tokens: Tensor | None = None,
-        states: Tensor | None = None,
-        others: Tensor | None = None,
-    ) -> None:
-        assert others is not None
+    def write_logits(*given: Any) -> None:
+        batch, cache, target, tokens, states, others = given
         write_all(batch, cache, target, tokens, states)
         needed.append(int(others))
         if not others:
@@ -176,7 +169,7 @@ def test_other_logits_are_computed_where_they_are_needed(
     reads_logits: bool,
     needs_others: int,
 ) -> None:
-    """By a batch of which all rows but one have common ids only."""
+    """Run batches of two rows, the first of which samples common ids only."""
     runner, needed = limited(checkpoint, monkeypatch)
     rows = [
         row([6], [1], 3, sampling=WITHIN),
