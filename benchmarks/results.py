@@ -48,7 +48,7 @@ FLOAT8 = "--model.quantization-encoding float8_e4m3fn"
 FLOAT8_PAGES = "--model.kv-cache.kv-cache-format float8_e4m3fn"
 ENGINES = "serve --shape a --part streams --gpus 1"
 SHARED = (
-    "--closeness 0.03 --step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
+    "--step-s 6 --warm-up-s 6.4 --repeat 1 --clients 16 -- "
     f"{OVERLAP} --front-ends 8 {EARLY} --chunk-size 10,15,22,33,50 --pace-streams"
 )
 STARTS = f"--part starts {OVERLAP} --max-batch-size 256 --max-length 1024"
@@ -120,12 +120,14 @@ KINDS: dict[str, dict[str, str]] = {
         f"--most 128 {SERVED}",
     },
     "several_engines": {  # of one GPU, for which NVIDIA's Multi-Process Service runs
-        "streams_a_two": f"{ENGINES} --replicas 2 --start 700 --most 1500 {SHARED}",
-        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 800 --most 1800 {SHARED} "
-        f"{FLOAT8} {FLOAT8_PAGES}",
-        "streams_a_three": f"{ENGINES} --replicas 3 --start 700 --most 1600 {SHARED}",
-        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 800 --most 2000 {SHARED} "
-        f"{FLOAT8} {FLOAT8_PAGES}",
+        "streams_a_two": f"{ENGINES} --replicas 2 --start 700 --most 1500 --closeness 0.03 "
+        f"{SHARED}",
+        "streams_a_two_float8": f"{ENGINES} --replicas 2 --start 800 --most 1800 --closeness 0.03 "
+        f"{SHARED} {FLOAT8} {FLOAT8_PAGES}",
+        "streams_a_three": f"{ENGINES} --replicas 3 --start 1300 --most 1600 --closeness 0.02 "
+        f"{SHARED}",
+        "streams_a_three_float8": f"{ENGINES} --replicas 3 --start 1500 --most 2000 "
+        f"--closeness 0.02 {SHARED} {FLOAT8} {FLOAT8_PAGES}",
     },
     "two_gpus": {
         name: f"core {arguments} --part decode throughput --limit-s 20 --repeat 3 "
