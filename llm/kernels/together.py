@@ -11,6 +11,7 @@ Compiled kernels are kept on disk (`TRITON_CACHE_DIR`, or `~/.triton/cache`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, RLock
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+
+logger = logging.getLogger(__name__)
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _one_at_a_time = RLock()  # the mode is of a thread, the listener of the process
@@ -66,9 +69,10 @@ def compile_together(work: Callable[[], object]) -> int:
 
     Kernels that this process has loaded are launched. The others are not: they are loaded from disk
     or compiled in threads, all before this returns. Tensors that `work` creates for their results
-    are zeros, so that it computes nothing of use; it must not wait for other ranks. A kernel that
-    cannot be compiled raises its error when it is launched. A call of another thread waits for this
-    one: engines that start in one process find each other's kernels on disk.
+    are zeros, so that it computes nothing of use; it must not wait for other ranks. The error of a
+    kernel that cannot be compiled or loaded is logged, and raised when it is launched. A call of
+    another thread waits for this one: engines that start in one process find each other's kernels
+    on disk.
     """
     from triton import AsyncCompileMode, knobs
     from triton.runtime import driver
@@ -80,9 +84,13 @@ def compile_together(work: Callable[[], object]) -> int:
 
         def submit(self, key: Any, compile_kernel: Callable[[], Any], finish: Any) -> _Unlaunched:
             def load() -> Any:
-                kernel = compile_kernel()
-                with _loads:
-                    _ = kernel.run  # the launcher has code of its own, which is compiled
+                try:
+                    kernel = compile_kernel()
+                    with _loads:
+                        _ = kernel.run  # the launcher has code of its own, which is compiled
+                except Exception:
+                    logger.warning("a kernel was not compiled or loaded in advance", exc_info=True)
+                    raise
                 return kernel
 
             super().submit(key, load, finish)

@@ -103,6 +103,19 @@ def test_kernels_are_loaded_one_after_the_other(
     assert Launcher.count == len(types)
 
 
+def test_the_error_of_a_kernel_is_logged_and_raised_at_its_launch(
+    normalise: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(Driver, "launcher_cls", fail)
+    compile_together(lambda: normalise(*inputs(torch.float32)))
+    assert "no such instruction" in caplog.text
+    with pytest.raises(ValueError, match="no such instruction"):
+        normalise(*inputs(torch.float32))
+
+
 def test_an_error_ends_the_mode(normalise: Any) -> None:
     def work() -> None:
         normalise(*inputs(torch.float32))
