@@ -48,7 +48,7 @@ class Product(NamedTuple):
     row_scales: Tensor  # [T] and [N] float32, of float8 operands
     out_scales: Tensor
     out_stride: int  # distance of the rows of out
-    others: Tensor  # int32 [1], see `multiply_others`
+    needed: Tensor  # int32 [2], see `multiply_others`
     first: int  # of the `length` outputs that are left out
     length: int
 
@@ -69,12 +69,12 @@ def multiply_rows(
 
 
 def multiply_others(
-    x: Tensor, weight: Tensor, out: Tensor, common: tuple[int, int], others: Tensor
+    x: Tensor, weight: Tensor, out: Tensor, common: tuple[int, int], needed: Tensor
 ) -> None:
-    """Do the same for the outputs outside of [start, end); write nothing where `others` int32 [1]
-    is 0. `start` is a multiple of `ALIGNMENT`, and so is `end`, unless it is N.
+    """Do the same for the outputs outside of `common` [start, end), if the range `needed` int32 [2]
+    has any. `start` is a multiple of `ALIGNMENT`, and so is `end`, unless it is N.
     """
-    _launch(x, weight, out, None, None, common, others)
+    _launch(x, weight, out, None, None, common, needed)
 
 
 def _launch(
@@ -84,7 +84,7 @@ def _launch(
     row_scales: Tensor | None,
     out_scales: Tensor | None,
     common: tuple[int, int] = (0, 0),
-    others: Tensor | None = None,
+    needed: Tensor | None = None,
 ) -> None:
     num_rows, num_in = x.shape
     num_out, (first, end) = len(weight), common
@@ -99,10 +99,9 @@ def _launch(
     rows = blocks["block_rows"] + blocks["more_rows"]
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_out - (end - first), blocks["block_out"]))
     scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
-    needed = x if others is None else others
-    sizes = (num_rows, num_out, num_in)
-    given = Product(x, weight, out, *sizes, *scales, out.stride(0), needed, first, end - first)
-    _multiply[grid](given, is_float8=is_float8, is_for_others=others is not None, **blocks)
+    sizes, ids = (num_rows, num_out, num_in), x if needed is None else needed
+    given = Product(x, weight, out, *sizes, *scales, out.stride(0), ids, first, end - first)
+    _multiply[grid](given, is_float8=is_float8, is_for_others=needed is not None, **blocks)
 
 
 def has_large_tiles(device: torch.device) -> bool:
@@ -171,7 +170,8 @@ def _multiply(
     # Programs that run at the same time share tiles of the matrix.
     first_out = tl.program_id(1) * block_out
     if is_for_others:
-        if tl.load(given.others) == 0:
+        first_needed, end_needed = tl.load(given.needed), tl.load(given.needed + 1)
+        if (first_needed >= given.first) & (end_needed <= given.first + given.length):
             return
         first_out += tl.where(first_out < given.first, 0, given.length)
     outs = first_out + tl.arange(0, block_out)

@@ -34,6 +34,8 @@ def _few_rows_kernel(
     num_rows: tl.tensor,
     num_out: tl.tensor,
     epsilon: tl.tensor,
+    needed: tl.tensor,
+    first_id: tl.tensor,
     END: tl.constexpr,
     OPTIONS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -45,12 +47,19 @@ def _few_rows_kernel(
     HAS_GAIN: tl.constexpr,
     IS_FLOAT8: tl.constexpr,
     IN_HALF: tl.constexpr,
+    IS_LIMITED: tl.constexpr,
     LEVEL: tl.constexpr,
 ) -> None:
     """Multiply. `END` gets the products [BLOCK_OUT] of every part of the matrix with row t of x."""
     if LEVEL == 2:
         gdc_launch_dependents()
     tile = tl.program_id(0)
+    if IS_LIMITED:
+        first = tl.maximum(tl.load(needed) - first_id, 0)
+        tile += tl.minimum(first, num_out) // BLOCK_OUT
+        num_out = tl.minimum(num_out, tl.load(needed + 1) - first_id)
+        if tile * BLOCK_OUT >= num_out:
+            return
     tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
     factors = load_factors(weight_scales, tile, num_out, PARTS, BLOCK_OUT, IS_FLOAT8)
     if LEVEL > 0:
@@ -88,12 +97,18 @@ def launch_few_rows(
     scales: Tensor | None = None,
     gain: Tensor | None = None,
     epsilon: float = 0.0,
+    needed: Tensor | None = None,
+    first_id: int = 0,
     level: int = 0,
 ) -> None:
     """Multiply x [T, K] with `parts` matrices [N, K] that are stacked in `weight`.
 
     With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
     `scales` [parts × N], and rows of x are rounded to float8.
+
+    The outputs of one matrix may be limited to those in the range `needed` int32 [2], counted from
+    `first_id`, and others of the same tiles. The kernel reads it before it waits for the preceding
+    one: no kernel may have written it since the last copy.
     """
     num_out = len(weight) // parts
     _few_rows_kernel[(blocks.grid(num_out),)](
@@ -105,6 +120,8 @@ def launch_few_rows(
         len(x),
         num_out,
         epsilon,
+        x if needed is None else needed,
+        first_id,
         END=end,
         OPTIONS=options,
         PARTS=parts,
@@ -116,6 +133,7 @@ def launch_few_rows(
         HAS_GAIN=gain is not None,
         IS_FLOAT8=scales is not None,
         IN_HALF=blocks.in_half,
+        IS_LIMITED=needed is not None,
         LEVEL=level,
         num_warps=blocks.num_warps,
         maxnreg=blocks.registers,
@@ -160,11 +178,13 @@ def product(
     epsilon: float = 0.0,
     bias: Tensor | None = None,
     adds: bool = False,
+    needed: Tensor | None = None,
+    first_id: int = 0,
     level: int = 0,
 ) -> None:
     """Compute out [T, N] = x [T, K] × weight [N, K]ᵀ (+ bias), or add it to `out`.
 
-    x may be normalised, and both be float8, as in `launch_few_rows`.
+    x may be normalised, both be float8, and the outputs be limited, as in `launch_few_rows`.
     """
     values = (out, x if bias is None else bias, out.stride(0))
     options = (int(bias is not None), int(adds))
@@ -178,6 +198,8 @@ def product(
         scales=scales,
         gain=gain,
         epsilon=epsilon,
+        needed=needed,
+        first_id=first_id,
         level=level,
     )
 

@@ -50,17 +50,17 @@ class Head(Protocol):
     """The head of a model, applied to the tokens whose logits are computed."""
 
     def __call__(
-        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+        self, hidden: Tensor, out: Tensor | None = None, needed: Tensor | None = None
     ) -> Tensor:
         """Return float32 logits [R, V] of [R, hidden] of the last layer, in `out` if given.
 
-        `others` int32 [1] on the device is 0 where only logits of common ids are needed, see
-        `limit`: the others in `out` may then be those of an earlier call.
+        Only logits of ids in the range `needed` int32 [2] on the device may be computed, see
+        `limit`: the others in `out` are then those of an earlier call.
         """
 
     def limit(self, common: IdRange) -> bool:
-        """Prepare for calls with `others`, which always compute the logits of the ids `common`.
-        Returns whether they take less time; if not, `others` has no effect.
+        """Prepare for calls with `needed`, which is mostly within `common`. Returns whether they
+        take less time; if not, `needed` has no effect.
         """
 
 
@@ -96,7 +96,7 @@ class LogitsHead:
     linear: Linear
 
     def __call__(
-        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+        self, hidden: Tensor, out: Tensor | None = None, needed: Tensor | None = None
     ) -> Tensor:
         """See `Head`."""
         logits = self.linear(self.norm(hidden))

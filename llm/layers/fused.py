@@ -81,9 +81,19 @@ class Matrix(NamedTuple):
         )
 
     def multiply(
-        self, x: Tensor, out: Tensor, norm: RMSNorm | None, level: int, *, adds: bool = False
+        self,
+        x: Tensor,
+        out: Tensor,
+        norm: RMSNorm | None,
+        level: int,
+        *,
+        adds: bool = False,
+        needed: Tensor | None = None,
+        first_id: int = 0,
     ) -> bool:
-        """Compute out = norm(x) Wᵀ (+ bias), or add it to `out`."""
+        """Compute out = norm(x) Wᵀ (+ bias), or add it to `out`. `needed`, `first_id`: see
+        `launch_few_rows`; a packed product is whole.
+        """
         given: dict[str, Any] = {"bias": self.bias, "adds": adds, "level": level}
         if norm is not None:
             given |= {"gain": norm.gain, "epsilon": norm.epsilon}
@@ -94,6 +104,7 @@ class Matrix(NamedTuple):
             return True
         blocks = self.blocks(len(x))
         if blocks is not None:
+            given |= {"needed": needed, "first_id": first_id}
             product(x, self.weight, out, blocks, scales=self.scales, **given)
         return blocks is not None
 
@@ -180,9 +191,18 @@ class NormedProduct:
     """Computes linear(norm x)."""
 
     def __init__(
-        self, norm: RMSNorm, linear: Linear, kernels: KernelSet, *, is_part: bool = False
+        self,
+        norm: RMSNorm,
+        linear: Linear,
+        kernels: KernelSet,
+        *,
+        is_part: bool = False,
+        first_id: int = 0,
     ) -> None:
-        """`is_part`: the layer has a part of the outputs of one with `MANY_OUTPUTS`."""
+        """`is_part`: the layer has a part of the outputs, from `first_id` on, of one with
+        `MANY_OUTPUTS`.
+        """
+        self._first_id = first_id
         self.matrix = kernel_matrix(linear, "product", kernels)
         self.norm = norm
         self._linear = linear
@@ -193,12 +213,18 @@ class NormedProduct:
         self.is_wide = "multiply_rows" in kernels and has_many
         self._level = kernels.launch_level
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return [T, N] for x [T, K], in `out` if given, which may have another number format."""
+    def __call__(
+        self, x: Tensor, out: Tensor | None = None, needed: Tensor | None = None
+    ) -> Tensor:
+        """Return [T, N] for x [T, K], in `out` if given, which may have another number format.
+
+        Outputs outside of the range `needed` int32 [2] may be missing.
+        """
         matrix, norm = self.matrix, self.norm
         if matrix is not None and len(x) <= MAX_ROWS:
             target = x.new_empty(len(x), matrix.weight.shape[0]) if out is None else out
-            if matrix.multiply(x, target, norm, self._level):
+            limits: dict[str, Any] = {"needed": needed, "first_id": self._first_id}
+            if matrix.multiply(x, target, norm, self._level, **limits):
                 return target
         if out is None:
             return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
@@ -222,12 +248,12 @@ class NormedProduct:
             torch.mm(normed, weight[start:end].t(), out_dtype=out.dtype, out=out[:, start:end])
         return out
 
-    def multiply_others(self, x: Tensor, out: Tensor, common: IdRange, others: Tensor) -> None:
-        """Write the outputs outside of `common` where `others` int32 [1] is not 0."""
+    def multiply_others(self, x: Tensor, out: Tensor, common: IdRange, needed: Tensor) -> None:
+        """Write the outputs outside of `common` if the range `needed` int32 [2] has any."""
         assert self.matrix is not None
         assert isinstance(self.matrix.weight, Tensor)
         normed = normalise(x, self.norm.gain, self.norm.epsilon, level=self._level)
-        multiply_others(normed, self.matrix.weight, out, common, others)
+        multiply_others(normed, self.matrix.weight, out, common, needed)
 
     def scaled(self, x: Tensor) -> Tensor | ScaledProduct:
         """Return the same, or a product whose scales its reader applies."""
@@ -481,18 +507,18 @@ class FusedHead:
         self._common = first, end
         part = FloatLinear(LinearWeight(weight[first:end]), weight.dtype, weight.device)
         norm, kernels = self._reference.norm, self._kernels
-        self._of_common = NormedProduct(norm, part, kernels, is_part=True)
+        self._of_common = NormedProduct(norm, part, kernels, is_part=True, first_id=first)
         return True
 
     def __call__(
-        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+        self, hidden: Tensor, out: Tensor | None = None, needed: Tensor | None = None
     ) -> Tensor:
         """See `Head`."""
         if out is None:
             out = hidden.new_empty(len(hidden), self._vocab_size, dtype=torch.float32)
-        if others is None or self._of_common is None:
+        if needed is None or self._of_common is None:
             return self._product(hidden, out)
         first, end = self._common
-        self._of_common(hidden, out[:, first:end])
-        self._product.multiply_others(hidden, out, self._common, others)
+        self._of_common(hidden, out[:, first:end], needed)
+        self._product.multiply_others(hidden, out, self._common, needed)
         return out

@@ -32,7 +32,7 @@ class ShardedHead:
         return False
 
     def __call__(
-        self, hidden: Tensor, out: Tensor | None = None, others: Tensor | None = None
+        self, hidden: Tensor, out: Tensor | None = None, needed: Tensor | None = None
     ) -> Tensor:
         """See `Head`."""
         num_rows = len(hidden)

@@ -255,19 +255,19 @@ class PipelineModel(ABC, Generic[ContextT]):
         target: Tensor,
         tokens: Tensor | None = None,
         states: Tensor | None = None,
-        others: Tensor | None = None,
+        needed: Tensor | None = None,
     ) -> None:
         """Run a captured forward: write float32 logits of the `tokens` (int64 [R]; None: of all T)
         into target [R, V], and for a frame decoder their normalised hidden states into states
-        [R, H]. `others`: see `limit_head`.
+        [R, H]. `needed`: see `limit_head`.
 
         Host values of `batch` and `cache` are not read: they are those of the capture.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def limit_head(self, common: IdRange) -> bool:
-        """Prepare for forwards that need no logits but those of the ids `common`, where `others`
-        int32 [1] on the device is 0. Returns whether they take less time, see `Head.limit`.
+        """Prepare for forwards that need no logits but those of ids in the range `needed` int32 [2]
+        on the device, mostly within `common`. Returns whether they take less time, see `Head`.
         """
         return False
 

@@ -138,7 +138,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         target: Tensor,
         tokens: Tensor | None = None,
         states: Tensor | None = None,
-        others: Tensor | None = None,
+        needed: Tensor | None = None,
     ) -> None:
         """See `PipelineModel`. Every row is computed without an adapter."""
         if self.lora_manager is not None:
@@ -147,7 +147,7 @@ class CausalModel(PipelineModel[ScheduledRow]):
         with torch.inference_mode():
             hidden = self.hidden_states(batch, cache)
             wanted = hidden if tokens is None else hidden.index_select(0, tokens)
-            self.logits_of(wanted, target, others)
+            self.logits_of(wanted, target, needed)
             if states is not None:
                 states.copy_(self.final_norm(wanted))
 

@@ -320,9 +320,7 @@ class ModelRunner(MemoryPlanning, TensorInterface):
         decoder, rows = self.loaded_model.frame_decoder, self.max_running_requests
         histories, level = self.num_histories(rows), self.session.pdl_level
         if decoder is None:
-            common = self.server_config.common_ids
-            size, device = self.vocab_size, self.device
-            sampler = DeviceSampler(size, device, rows, histories, level=level, common_ids=common)
+            sampler = DeviceSampler(self.vocab_size, self.device, rows, histories, level=level)
             self.token_sampler = BufferedSampler(sampler)
         else:
             self.token_sampler = DeviceFrameSampler(decoder, self.device, rows, histories, level)

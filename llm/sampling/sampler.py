@@ -60,8 +60,8 @@ class CapturedSampling:
     """
 
     record_words: int
-    needs_others: Callable[[np.ndarray], bool] | None = None
-    """Whether rows with these records need logits of other ids than the common ones; None: always.
+    needed_ids: Callable[[np.ndarray], tuple[int, int]] | None = None
+    """Function that returns the range of ids whose logits rows with these records need; None: all.
     """
 
 

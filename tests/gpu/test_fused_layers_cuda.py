@@ -116,25 +116,30 @@ def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> N
     ("num_out", "common"), [(140_002, (75_003, 140_002)), (140_000, (66_001, 90_000))]
 )
 def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int]) -> None:
-    """Logits of common ids alone, then of all, with a captured graph."""
+    """Logits of common ids alone, then of some of them, then of all, with a captured graph."""
     x, reference, exact = head_of(rows, num_out, 512)
     kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=0)
     head = FusedHead(reference, kernels)
     assert head.limit(common)
     out = torch.full((rows, num_out), torch.nan, device=x.device)
-    others = torch.zeros(1, dtype=torch.int32, device=x.device)
-    head(x, out, others)
+    needed = torch.tensor(common, dtype=torch.int32, device=x.device)
+    head(x, out, needed)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        head(x, out, others)
+        head(x, out, needed)
 
-    most, ids = largest_error(rows), slice(*common)
-    out.fill_(torch.nan)
-    graph.replay()
-    assert error(out[:, ids], exact[:, ids]) < most
-    assert out[:, : common[0] // ALIGNMENT * ALIGNMENT].isnan().all()
-    others.fill_(1)
+    most, start = largest_error(rows), common[0]
+    for first, end in (common, (start + 500, start + 777), (start, start + 60)):
+        needed.copy_(torch.tensor((first, end)))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert error(out[:, first:end], exact[:, first:end]) < most
+        assert out[:, : start // ALIGNMENT * ALIGNMENT].isnan().all()
+        if rows <= MAX_ROWS:
+            assert out[:, : first - ALIGNMENT].isnan().all()
+            assert out[:, end:].isnan().all()
+    needed.copy_(torch.tensor((0, num_out)))
     graph.replay()
     assert error(out, exact) < most
 

@@ -65,6 +65,7 @@ class GraphInputs(ModelInputs):
     given: tuple[Tensor, Tensor] | None = None  # ids and positions [T] on the device
 
 
+ALL_IDS = (0, 2**31 - 1)
 LoadRecords = Callable[[np.ndarray], None]
 """Function that writes the records int32 [B, record_words] of all rows, with padding rows."""
 
@@ -211,7 +212,7 @@ class GraphRunner:
         plan = self._backend.capture_plan(shape, self._max_context, memory)
         self._buffers.begin()
         inputs.records.take()[:] = 0
-        inputs.others.take()[:] = 1
+        inputs.needed.take()[:] = ALL_IDS
         rows.fill(inputs, shape, pages, first_id=self._first_id, num_ids=self._ids_per_token)
         if self._has_states:
             rows.fill_states(inputs)
@@ -237,8 +238,8 @@ class GraphRunner:
         sampled = inputs.sampled.device if len(inputs.sampled.device) else None
         logits = self._logits[: len(batch.input_ids if sampled is None else sampled)]
         states = None if self._states is None else self._states[: len(logits)]
-        others = inputs.others.device if self.is_limited else None
-        self._model.write_logits(batch, attention, logits, sampled, states, others)
+        needed = inputs.needed.device if self.is_limited else None
+        self._model.write_logits(batch, attention, logits, sampled, states, needed)
         if self._logits_dtype != logits.dtype:
             logits.copy_(logits.to(self._logits_dtype))
         if self._sampling is not None:
@@ -409,16 +410,17 @@ class GraphRunner:
         unless the caller `reads_logits`.
         """
         captured = self._captured[inputs.shape]
-        records, others = captured.inputs.records.take(), captured.inputs.others.take()
-        others[0] = 1
+        records, needed = captured.inputs.records.take(), captured.inputs.needed.take()
+        num_rows = len(inputs.sampling_rows)
+        needed[:] = ALL_IDS
         if load is None or self._sampling is None:
             records[:] = 0
         else:
             records = records.reshape(-1, self._sampling.record_words)
             load(records)
-            needs_others = self._sampling.needs_others
-            if self.is_limited and not reads_logits and needs_others is not None:
-                others[0] = needs_others(records)
+            needed_ids = self._sampling.needed_ids
+            if self.is_limited and not reads_logits and needed_ids is not None:
+                needed[:] = needed_ids(records[:num_rows])
         self._buffers.send()
         if inputs.given is not None:
             ids, positions = inputs.given
@@ -430,7 +432,6 @@ class GraphRunner:
         is_decode = inputs.forward_batch.mode.is_decode
         self.num_replays += is_decode
         self.num_prompt_replays += not is_decode
-        num_rows = len(inputs.sampling_rows)
         logits = self._logits[:num_rows]
         states = None if self._states is None else self._states[:num_rows]
         return ModelOutputs(logits, logits, inputs.logit_offsets, states)

@@ -1,6 +1,6 @@
 """`InputBuffers`: all host inputs of captured forwards, sent to the device in one copy.
 
-    | sampling records | ids | positions | slots | sampled | states | others | page tables … |
+    | sampling records | ids | positions | slots | sampled | states | needed | page tables … |
 
 The offset of each part depends only on the shape of the forward. The part that may be long comes
 last, so that only the portion that a batch uses is sent.
@@ -41,7 +41,7 @@ class InputSizes:
         longs = (num_ids, self.num_tokens, self.num_tokens, self.num_sampled, 2 * self.num_states)
         words = torch.int32
         every = [(self.record_words, words), *((size, torch.int64) for size in longs)]
-        return [*every, (1, words), (self.table_words, words)]
+        return [*every, (2, words), (self.table_words, words)]
 
 
 class Inputs(NamedTuple):
@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
     slots: Section  # int64 [T]
     sampled: Section  # int64 [S] the tokens whose logits are computed
     states: Section  # int64 [2 × B] slots of recurrent states that are read, and written
-    others: Section  # int32 [1] whether logits of other ids than the common ones are needed
+    needed: Section  # int32 [2] the range of ids whose logits are needed
     tables: Section  # int32, page tables for attention
 
 

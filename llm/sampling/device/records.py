@@ -1,4 +1,4 @@
-"""Records: sampling parameters of one row as 52 words that the device reads.
+"""Records: sampling parameters of one row as 54 words that the device reads.
 
 The record of a request is created once (once for each of its candidate sets, if they change with
 the position) and kept in a table; a step only copies rows of the table and sets the fields that
@@ -22,6 +22,7 @@ from llm.sampling.sampler import has_penalties, method_of
 
 MAX_SLICES = 16  # slices of the vocabulary; a row with more gets a bitmask
 FRACTION_BITS = 18  # deficits are counted in 2⁻¹⁸ octaves
+NO_ID = 2**31 - 1  # above those of every vocabulary
 MIN_SCALE = 1e-30  # with this scale an infinite difference of logits is still infinite octaves
 END_OCTAVE = 44  # weights below 2⁻⁴⁴ times the largest are 0
 
@@ -44,6 +45,8 @@ RECORD = np.dtype(
         ("num_slices", "<i4"),
         ("mask", "<i4"),  # row of the bitmasks
         ("left_out", "<f4"),  # about 1 − top_p
+        ("first_id", "<i4"),  # of the candidates, with any ids between them; kernels ignore it
+        ("end_id", "<i4"),
         ("slices", "<i4", (MAX_SLICES, 2)),  # first column, and id − column from there on
     ]
 )
@@ -56,7 +59,7 @@ def word_of(name: str) -> int:
     return RECORD.fields[name][1] // 4
 
 
-_FLAGS = word_of("flags")
+_FIRST_ID, _END_ID = word_of("first_id"), word_of("end_id")
 
 
 class Flag:
@@ -71,7 +74,6 @@ class Flag:
     TOP_P = 8
     PENALTIES = 16
     MASK = 32
-    OTHERS = 64  # some candidates are no common ids; kernels ignore it
 
 
 @dataclass(slots=True)
@@ -88,10 +90,8 @@ class _PackedParameters:
 class RecordTable:
     """Records of live requests, and bitmasks of those with too many slices."""
 
-    def __init__(self, vocab_size: int, common_ids: IdRange | None = None) -> None:
-        """Records with candidates outside of `common_ids` (None: any) have `Flag.OTHERS`."""
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._common_ids = (0, 0) if common_ids is None else common_ids
         self._records = np.zeros(64, RECORD)
         self._free = list(range(len(self._records)))
         self._known: dict[str, _PackedParameters] = {}
@@ -160,16 +160,14 @@ class RecordTable:
         if len(ranges) > MAX_SLICES:
             self._words[place] = _words(ranges, self._vocab_size)
             ranges = ((0, self._vocab_size),)
-        record, (first, end) = self._records[place : place + 1], self._common_ids
-        _fill(record, sampling, ranges)
-        if ranges[0][0] < first or ranges[-1][1] > end:
-            record["flags"] |= Flag.OTHERS
+        _fill(self._records[place : place + 1], sampling, ranges)
         return place
 
 
-def needs_others(records: np.ndarray) -> bool:
-    """Whether any of the records int32 [B, words] has candidates that are no common ids."""
-    return bool((records[:, _FLAGS] & Flag.OTHERS).any())
+def needed_ids(records: np.ndarray) -> IdRange:
+    """Return the range of ids that holds the candidates of all records int32 [B, words]."""
+    first, end = records[:, _FIRST_ID], records[:, _END_ID]
+    return int(first.min(initial=NO_ID)), int(end.max(initial=0))
 
 
 def effective_window(sampling: SamplingParams) -> int:
@@ -182,6 +180,7 @@ def _fill(record: np.ndarray, sampling: SamplingParams, ranges: Sequence[tuple[i
     record.view(np.int32)[:] = 0  # by fields it takes ten times as long
     width = sum(end - start for start, end in ranges)
     record["width"], record["num_slices"] = width, len(ranges)
+    record["first_id"], record["end_id"] = ranges[0][0], ranges[-1][1]
     column = 0
     for place, (start, end) in enumerate(ranges):
         record["slices"][0, place] = column, start - column

@@ -26,14 +26,14 @@ from torch import Tensor
 from llm.batch import ScheduledRow, columns_of
 from llm.errors import RequestError
 from llm.kernels.together import compile_together
-from llm.request import IdRange, SamplingParams, Token
+from llm.request import SamplingParams, Token
 from llm.sampling.device.history import HistorySlots, HistoryUpdate, PenaltyHistory
 from llm.sampling.device.records import (
     RECORD_WORDS,
     Flag,
     RecordTable,
     effective_window,
-    needs_others,
+    needed_ids,
 )
 from llm.sampling.device.reference import sample_reference
 from llm.sampling.logits import TokenMask
@@ -83,7 +83,7 @@ class DeviceSampler:
 
     Histories of `num_histories` (default `max_rows`) penalised requests are kept at once; each
     takes 2 × `vocab_size` + 4 × `max_window` bytes. `level` is the kernels' launch level, see
-    `KernelSet`. `common_ids`: see `RecordTable`. Not thread-safe.
+    `KernelSet`. Not thread-safe.
     """
 
     def __init__(
@@ -94,7 +94,6 @@ class DeviceSampler:
         num_histories: int | None = None,
         max_window: int = MAX_WINDOW,
         level: int = 0,
-        common_ids: IdRange | None = None,
     ) -> None:
         if vocab_size > MAX_VOCABULARY:
             raise ValueError(f"{vocab_size} tokens: sampling is exact up to {MAX_VOCABULARY}")
@@ -102,7 +101,7 @@ class DeviceSampler:
         self._level = level
         self._device = device
         self._max_rows = max_rows
-        self._table = RecordTable(vocab_size, common_ids)
+        self._table = RecordTable(vocab_size)
         count = max_rows if num_histories is None else num_histories
         self._slots = HistorySlots(count)
         self._history = PenaltyHistory(count, vocab_size, max_window, device)
@@ -249,7 +248,7 @@ class BufferedSampler(TokenSampler[DevicePlan]):
         self.captured = CapturedSampling(
             lambda logits, records, _: sampler.sample(logits, buffers, records),
             RECORD_WORDS,
-            needs_others,
+            needed_ids,
         )
 
     def warm_up(self) -> None:

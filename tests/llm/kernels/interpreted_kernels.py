@@ -16,6 +16,7 @@ from llm.kernels.invariant import ALIGNMENT, multiply_others, multiply_rows
 from llm.kernels.rounding import quantize_rows
 from llm.sampling.device import kernels
 from llm.sampling.device.parts import CUT_END, EVERYTHING, WORDS, SamplingInputs, ranked
+from llm.sampling.device.records import NO_ID
 from llm.sampling.device.sampler import DeviceSampler
 from tests.llm.kernels.kernel_comparison import compare_bitmasks, compare_kernels, compare_late_cuts
 from tests.llm.kernels.triton_interpreter import repair_interpreter
@@ -74,14 +75,16 @@ def test_products_of_a_head(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("common", [(128, 256), (0, 128), (128, 400)])
 def test_products_of_other_outputs(rows: int, common: tuple[int, int]) -> None:
-    """Outputs outside of `common` are written where they are needed, and nothing else."""
+    """Outputs outside of `common` are written where one of them is needed, and nothing else."""
     made = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(count, 24, generator=made).half() for count in (rows, 400))
     wide = torch.full((rows, 500), torch.nan)
-    out, others = wide[:, 30:430], torch.zeros(1, dtype=torch.int32)
-    multiply_others(x, weight, out, common, others)
-    assert wide.isnan().all()
-    multiply_others(x, weight, out, common, others + 1)
+    out, (start, end) = wide[:, 30:430], common
+    for needed in (common, (start + 1, end - 1), (NO_ID, 0)):
+        multiply_others(x, weight, out, common, torch.tensor(needed, dtype=torch.int32))
+        assert wide.isnan().all()
+    needed = (start - 1, end) if start else (start, end + 1)
+    multiply_others(x, weight, out, common, torch.tensor(needed, dtype=torch.int32))
     expected = x.float() @ weight.float().t()
     expected[:, slice(*common)] = torch.nan
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4, equal_nan=True)

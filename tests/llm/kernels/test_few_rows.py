@@ -31,6 +31,7 @@ def compiled(name: str) -> Any:
     kernel, is_normed = products._few_rows_kernel, name == "qkv"
     pointers = {"x": "*bf16", "gain": "*bf16", "weight": "*fp8e4nv", "weight_scales": "*fp32"}
     types = {**pointers, "values": ("*bf16", "*bf16", "i32"), "num_out": "i32", "epsilon": "fp32"}
+    types |= {"needed": "*bf16", "first_id": "i32"}  # not used
     constants = {
         "num_rows": 1,
         "END": products._put,
@@ -44,6 +45,7 @@ def compiled(name: str) -> Any:
         "HAS_GAIN": is_normed,
         "IS_FLOAT8": True,
         "IN_HALF": blocks.in_half,
+        "IS_LIMITED": False,
         "LEVEL": 2,
     }
     place = {argument: number for number, argument in enumerate(kernel.arg_names)}
@@ -101,4 +103,6 @@ def test_forms_of_the_kernel_compile_as_they_are_launched(
     for gain in (None, x[0]):
         out = torch.empty(rows, 2 * size)
         product(x, weight, out, blocks, scales=scales, gain=gain, level=2)
+    needed = torch.zeros(2, dtype=torch.int32)
+    product(x, weight, out, blocks, scales=scales, needed=needed, first_id=7, level=2)
     gated_product(x, weight, blocks, scales=scales, gain=x[0], level=0)

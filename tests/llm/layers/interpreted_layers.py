@@ -63,6 +63,7 @@ from llm.layers.split_depth import SplitFrames
 from llm.layers.weight import LinearWeight
 from llm.parallel.group import NullGroup
 from llm.request import FrameShape
+from llm.sampling.device.records import NO_ID
 from tests.llm.kernels.triton_interpreter import repair_interpreter
 
 repair_interpreter()
@@ -113,6 +114,25 @@ def test_a_product(
     assert relative_error(out, 2 * expected + bias.double()) < 1e-6
     product(x, weight, out, blocks, gain=gain, epsilon=EPSILON)
     assert relative_error(out, normalised(x, gain) @ weight.double().t()) < 1e-6
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize("needed", [(107, 112), (90, 104), (110, 500), (0, NO_ID), (NO_ID, 0)])
+def test_a_product_of_needed_outputs(blocks: Blocks, needed: tuple[int, int]) -> None:
+    """Outputs are ids from 100 on; those of the tiles that have a needed one are computed, but none
+    from the end of the needed ones on.
+    """
+    first_id, num_out = 100, 13
+    x, weight = normal(2, 33), normal(num_out, 33)
+    ids = torch.arange(first_id, first_id + num_out)
+    first = max(needed[0] - first_id, 0) // blocks.block_out * blocks.block_out + first_id
+    computed = (ids >= first) & (ids < needed[1])
+    out = torch.full((2, num_out), float("nan"))
+    bounds = torch.tensor(needed, dtype=torch.int32)
+    product(x, weight, out, blocks, needed=bounds, first_id=first_id)
+    assert out[:, ~computed].isnan().all()
+    expected = x.double() @ weight[computed].double().t()
+    torch.testing.assert_close(out[:, computed].double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
@@ -544,21 +564,20 @@ def test_a_head_of_common_ids(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     parts, outputs = Parts(), 700
     norm, matrix = parts.norm(), normal(outputs, parts.hidden, dtype=torch.float16)
     reference = LogitsHead(norm, plain(torch.float16).linear(LinearWeight(matrix)))
-    hidden, others = (
-        normal(rows, parts.hidden, dtype=torch.float16),
-        torch.ones(1, dtype=torch.int32),
-    )
+    hidden = normal(rows, parts.hidden, dtype=torch.float16)
+    every, needed = (torch.tensor(ids, dtype=torch.int32) for ids in ((0, outputs), (340, 380)))
     expected, head = reference(hidden), FusedHead(reference, ALL)
     out = torch.full((rows, outputs), torch.nan)
-    assert relative_error(head(hidden, out, others), expected) < 0.01  # not limited yet
+    assert relative_error(head(hidden, out, needed), expected) < 0.01  # not limited yet
     assert not head.limit((0, 351))
     assert head.limit((300, 390))
     out.fill_(torch.nan)
-    found = head(hidden, out, others - 1)
-    assert relative_error(found[:, 256:512], expected[:, 256:512]) < 0.01
-    assert found[:, :256].isnan().all()
-    assert found[:, 512:].isnan().all()
-    assert relative_error(head(hidden, out, others), expected) < 0.01
+    found = head(hidden, out, needed)
+    assert relative_error(found[:, 340:380], expected[:, 340:380]) < 0.01
+    first, end = (320, 400) if rows <= MAX_ROWS else (256, 512)
+    assert found[:, :first].isnan().all()
+    assert found[:, end:].isnan().all()
+    assert relative_error(head(hidden, out, every), expected) < 0.01
     assert relative_error(head(hidden), expected) < 0.01
 
 

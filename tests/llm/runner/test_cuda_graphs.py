@@ -348,7 +348,7 @@ def test_input_buffers_stay_where_they_are() -> None:
             assert set(section.device.tolist()) == {100 * step + place}
             assert section.device.data_ptr() == same.device.data_ptr()
             assert section.device.data_ptr() % 16 == buffers.device.data_ptr() % 16
-    assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 4, 1, 400]
+    assert [len(section.device) for section in inputs] == [5, 3, 3, 3, 1, 4, 2, 400]
     smaller = InputSizes(record_words=0, num_tokens=1, num_sampled=0, table_words=1)
     assert buffers.inputs(smaller).ids.device.data_ptr() == inputs.records.device.data_ptr()
 

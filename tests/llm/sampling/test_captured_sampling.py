@@ -14,6 +14,7 @@ from llm.batch import ForwardMode, ScheduledBatch, StepOutput
 from llm.pipeline.overlap import OverlapTextGenerationPipeline
 from llm.pipeline.text_generation import TextGenerationPipeline
 from llm.request import SamplingParams
+from llm.runner.graphs.cuda_graphs import ALL_IDS
 from llm.runner.model_runner import ModelRunner
 from llm.sequence import FUTURE_TOKEN
 from tests.closeness import error
@@ -120,59 +121,62 @@ def test_a_forward_alone_counts_nothing_that_was_loaded_before(checkpoint: Path)
 
 
 COMMON = (8, 24)
-WITHIN = SamplingParams(
-    temperature=0, stop_token_ids=(9,), allowed_ranges=((12, 20),), presence_penalty=3.0
-)
+FEW = SamplingParams(temperature=0, allowed_ranges=((14, 16),), presence_penalty=3.0)
+MORE = replace(FEW, stop_token_ids=(9,), allowed_ranges=((12, 14), (17, 20)))
 
 
-def limited(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, list[int]]:
-    """Return a runner whose captured forwards write no other logits than those of common ids where
-    the others are not needed, and whether they were, of each forward.
+def limited(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ModelRunner, list[tuple[int, ...]]]:
+    """Return a runner whose captured forwards write the needed logits alone, and the range of their
+    ids of each forward.
     """
     config = pipeline_config(checkpoint, max_batch_size=2).with_common_ids(COMMON)
-    runner, needed = ModelRunner(config), list[int]()
+    runner, found = ModelRunner(config), list[tuple[int, ...]]()
     runner.initialize()
     runner.sample_on_device()
     model = runner.loaded_model
     write_all = model.write_logits
 
     def write_logits(*given: Any) -> None:
-        batch, cache, target, tokens, states, others = given
+        batch, cache, target, tokens, states, needed = given
         write_all(batch, cache, target, tokens, states)
-        needed.append(int(others))
-        if not others:
-            target[:, : COMMON[0]] = target[:, COMMON[1] :] = torch.nan
+        first, end = needed.tolist()
+        found.append((first, end))
+        target[:, :first] = target[:, end:] = torch.nan
 
     monkeypatch.setattr(model, "limit_head", lambda ids: ids == COMMON)
     monkeypatch.setattr(model, "write_logits", write_logits)
     use_graphs(runner)
-    needed.clear()
-    return runner, needed
+    found.clear()
+    return runner, found
 
 
 @pytest.mark.parametrize(
-    ("sampling", "reads_logits", "needs_others"),
+    ("sampling", "reads_logits", "expected"),
     [
-        (WITHIN, False, 0),
-        (replace(WITHIN, temperature=1.0, seed=3), False, 0),
-        (WITHIN, True, 1),
-        (replace(WITHIN, stop_token_ids=(7,)), False, 1),
-        (replace(WITHIN, allowed_ranges=((12, 25),)), False, 1),
-        (SamplingParams(temperature=0), False, 1),
+        (MORE, False, (9, 20)),
+        (replace(MORE, temperature=1.0, seed=3), False, (9, 20)),
+        (MORE, True, ALL_IDS),
+        (FEW, False, (14, 16)),
+        (replace(FEW, allowed_ranges=((10, 15),), stop_token_ids=(7,)), False, (7, 16)),
+        (replace(MORE, min_tokens=5), False, (12, 20)),
+        (replace(FEW, allowed_ranges=(), allowed_cycle=(((15, 17),), ((3, 5),))), False, (14, 17)),
+        (SamplingParams(temperature=0), False, None),
     ],
 )
-def test_other_logits_are_computed_where_they_are_needed(
+def test_logits_are_computed_where_they_are_needed(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     sampling: SamplingParams,
     *,
     reads_logits: bool,
-    needs_others: int,
+    expected: tuple[int, int] | None,
 ) -> None:
-    """Run batches of two rows, the first of which samples common ids only."""
+    """Run batches of two rows, the first of which samples two ids only."""
     runner, needed = limited(checkpoint, monkeypatch)
     rows = [
-        row([6], [1], 3, sampling=WITHIN),
+        row([6], [1], 3, sampling=FEW),
         row([6], [2], 3, request_id="b", sampling=sampling),
     ]
     found = []
@@ -183,17 +187,18 @@ def test_other_logits_are_computed_where_they_are_needed(
         found.append((outputs.logits.clone(), tokens.tolist()))
         runner.release("a")
         runner.release("b")
-    assert needed == [1, needs_others]
+    first, end = expected or (0, runner.vocab_size)
+    assert needed == [ALL_IDS, (first, end)]
     assert found[0][1] == found[1][1]
     assert found[0][0].isfinite().all()
-    assert bool(found[1][0].isfinite().all()) == bool(needs_others)
+    assert found[1][0][:, first:end].isfinite().all()
 
 
 def test_a_forward_alone_computes_all_logits(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, needed = limited(checkpoint, monkeypatch)
-    one = row([6], [1], 3, sampling=WITHIN)
+    one = row([6], [1], 3, sampling=MORE)
     runner.step(runner.prepare(batch(one)), runner.token_sampler.prepare([one]))
     assert runner.forward(runner.prepare(batch(one))).logits.isfinite().all()
-    assert needed == [0, 1]
+    assert needed == [(9, 20), ALL_IDS]
