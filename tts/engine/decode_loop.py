@@ -47,6 +47,7 @@ BLOCK_BOUNDS = (1, 2, 4, 8, 16, 32)
 MAX_LAUNCHED = 2  # batches: one running, one queued
 POLL_S = 0.0001  # polling interval of a busy device when there is no other work
 SENT_S = 0.001  # the model waits at most this long until a first block has left
+START_S = 0.001  # a caller waits at most this long until the first step of a stream is launched
 FEW = 8  # requests; fewer wait for first blocks only
 Item: TypeAlias = "tuple[SpeechStream, DecodeRequest]"
 COMFORT_S = 0.5
@@ -120,6 +121,7 @@ class DecodeLoop:
         self._waits_until_s = -math.inf  # the time until which the model may wait
         self._num_waiting = 0  # live requests of the engine for which it does
         self._changed = threading.Condition()
+        self._has_turned = threading.Event()  # a turn has ended since a stream was added
         self.wakeups = Wakeups()
         """Wake-ups of the readers' event loops; each turn flushes them."""
         self._decode_s, self._blocks = (
@@ -167,8 +169,19 @@ class DecodeLoop:
             if former is not None and not former.is_done:
                 raise RequestError(f"request_id '{task.request_id}' is in use")
             self._tasks[task.request_id] = task
+            self._has_turned.clear()
             self._waits_until_s = -math.inf  # it may replace another one: their number is the same
         task.notify = self._dirty.append
+
+    def let_start(self) -> None:
+        """Wait, for `START_S` at most, until the first step of the only stream is launched.
+
+        To be called once its request is submitted, by the thread that has more to do for it:
+        otherwise this thread holds the interpreter lock that the engine's needs. Returns at once
+        with more streams, and where steps are not launched but run, on a CPU.
+        """
+        if self._pacer is not None and len(self._tasks) == 1:
+            self._has_turned.wait(START_S)
 
     def remove(self, task: StreamTask) -> None:
         """Remove a stream."""
@@ -217,6 +230,7 @@ class DecodeLoop:
                 self._render()
             return bool(self._ready or self._launched or self._dirty)
         finally:
+            self._has_turned.set()
             self.wakeups.flush()
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:

@@ -248,6 +248,7 @@ class LocalEngineClient:
             raise
         if has_token:
             self._decode_loop.mark_dirty(task)
+        self._decode_loop.let_start()
 
     def _set_held(self, task: TextStream, hold: Hold) -> None:
         task.is_held = hold.is_set

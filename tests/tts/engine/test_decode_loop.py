@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,8 @@ import torch
 from decoder import CodeRangeError
 from llm import FinishReason, Profiler, RequestError, TokenChunk
 from tests.tts.engine.audio_bench import HOP, OFFSET, Bench, in_loop, numbers, read, tokens
+from tts.engine import decode_loop
+from tts.engine.pacer import DecodePacer
 
 
 def test_blocks_follow_the_sizes_and_the_sample_grid() -> None:
@@ -161,5 +166,34 @@ def test_decoding_is_a_range_for_a_profiler(level: str) -> None:
         assert bench.decoder.batches == [1]
         names = [event.name for event in run.events()]
         assert ("sonant.decode_audio" in names) == (level == "on")
+
+    in_loop(scenario)
+
+
+def test_a_caller_waits_for_the_first_step_of_the_only_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until a turn ends, at most for the limit, and neither with two streams nor on a CPU."""
+
+    def waited_s(bench: Bench) -> float:
+        started_s = time.monotonic()
+        bench.worker.let_start()
+        return time.monotonic() - started_s
+
+    async def scenario() -> None:
+        monkeypatch.setattr(decode_loop, "START_S", 0.2)
+        gpu, cpu = Bench(pacer=DecodePacer()), Bench()
+        for bench in (gpu, cpu):
+            bench.speak("a")
+        assert waited_s(cpu) < 0.1
+        assert waited_s(gpu) >= 0.2
+        monkeypatch.setattr(decode_loop, "START_S", 60)
+        step = threading.Timer(0.05, gpu.worker.after_step)
+        step.start()
+        assert 0.05 <= waited_s(gpu) < 30
+        step.join()
+        assert waited_s(gpu) < 30  # it has started
+        gpu.speak("b")
+        assert waited_s(gpu) < 30
 
     in_loop(scenario)
