@@ -85,6 +85,7 @@ from tts.text.segmenter import TextSegment
 from tts.v1.text_pb2_grpc import TextServiceStub
 from tts.voices.types import Voice
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
 Pacer = type[DecodePacer]
 
 ROOT = Path(__file__).parent.parent
