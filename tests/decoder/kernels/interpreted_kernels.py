@@ -242,9 +242,7 @@ SMALL_XCODEC2 = {
 
 
 @pytest.mark.parametrize("kind", ["first", "padded", "masked"])
-def test_the_network_of_xcodec2(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_network_of_xcodec2(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first blocks, and others with a history, a look-ahead and a voice prompt. With few groups
     of channels: each is a program, and `test_norms` has groups of other sizes.
     """
