@@ -85,6 +85,15 @@ def interpreted(request: pytest.FixtureRequest) -> Ended:
     return request.session.stash[RUNS].result(command)
 
 
+@pytest.fixture
+def only_new_objects() -> None:
+    """Let collections of garbage visit only what a test creates: benchmarks start many, and each
+    would visit the objects of all modules that earlier tests have imported.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
     """Limit the threads: tests check behaviour, not speed, and often run in parallel."""

@@ -25,6 +25,8 @@ from decoder import DecodeRequest, Renderer, create_decoder
 from llm import Engine
 from tests.llm.llama_checkpoints import all_logits, write_llama
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 SMALL = Sizes(
     num_tokens=24,
     requests=4,

@@ -33,6 +33,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 * 2**20),
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # not a second, behind a server that listens again
 )
 SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)  # HTTP/2's 64 KiB, never more
 

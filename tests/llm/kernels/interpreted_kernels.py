@@ -186,11 +186,11 @@ def test_launches_behind_one_that_is_only_compiled(monkeypatch: pytest.MonkeyPat
     """The others are loaded already; nothing is left to do for them."""
     sampler = DeviceSampler(1000, CPU, 2, max_window=64)
     buffers = sampler.create_buffers()
-    torch.use_deterministic_algorithms(True)  # fills new memory
+    torch.set_deterministic_debug_mode("error")  # fills new memory, without torch's compiler
     try:
         scratch = kernels.Scratch(1000, CPU, 2, 256)
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
     monkeypatch.setattr(kernels, "_tops", OnlyCompiled())
     logits, history = torch.zeros(2, 1000), sampler._history
     kernels.sample_with_kernels(logits, buffers.records, buffers.masks, history, scratch)

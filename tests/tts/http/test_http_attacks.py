@@ -75,7 +75,7 @@ def test_a_response_that_is_never_read_is_cut_off(
             labels = {"grpc_code": "ABORTED", "reason": "SLOW_READER"}
             assert served.grpc.metric("sonant_errors_total", **labels) == 1
 
-    run_with_http(service, ask, slow_reader_timeout_s=0.5)
+    run_with_http(service, ask, slow_reader_timeout_s=0.25)
 
 
 def test_a_session_does_not_begin_behind_an_unread_response(service: Service) -> None:
@@ -87,7 +87,7 @@ def test_a_session_does_not_begin_behind_an_unread_response(service: Service) ->
             await is_answered(raw)
             await is_closed(served)
 
-    run_with_http(service, ask, slow_reader_timeout_s=0.5)
+    run_with_http(service, ask, slow_reader_timeout_s=0.25)
 
 
 def test_a_large_response_is_complete_for_a_client_that_reads(service: Service) -> None:

@@ -27,6 +27,7 @@ from tests.tts.serving import run
 from tts.config.packages import check_packages
 from tts.config.server import ServerConfig
 from tts.factory import Service
+from tts.http import connection
 from tts.http.server import HttpServer
 from tts.server.server import SpeechServer
 
@@ -230,6 +231,13 @@ def test_half_a_head_is_cut_off(service: Service) -> None:
     run_with_http(service, ask, receive_timeout_s=0.2)
 
 
+@pytest.fixture
+def soon_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close connections soon after a refused body: these tests wait for that."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
+
+
+@pytest.mark.usefixtures("soon_closed")
 def test_half_a_body_is_cut_off(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         async with raw_connection(served) as raw:
@@ -242,6 +250,7 @@ def test_half_a_body_is_cut_off(service: Service) -> None:
     run_with_http(service, ask, receive_timeout_s=0.2)
 
 
+@pytest.mark.usefixtures("soon_closed")
 def test_large_bodies_are_refused_before_they_are_sent(service: Service) -> None:
     async def ask(served: HttpServing) -> None:
         async with raw_connection(served) as raw:
@@ -260,6 +269,7 @@ async def _parts(size: int) -> Any:
         yield b" " * 1000
 
 
+@pytest.mark.usefixtures("soon_closed")
 def test_a_refused_body_is_not_read_for_ever(service: Service) -> None:
     """A client that continues to send after the response is cut off."""
 

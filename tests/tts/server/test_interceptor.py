@@ -182,6 +182,7 @@ def test_unfinished_messages_do_not_keep_others_waiting(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more unfinished messages than receive places, a small message is still received."""
+    monkeypatch.setattr(access, "PATIENCE_S", 0.2)
     monkeypatch.setattr(access, "OWN_PATIENCE_S", 1.0)
 
     async def ask(served: Serving) -> None:

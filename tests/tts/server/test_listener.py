@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from tests.tts.server.raw_http2 import END_HEADERS, END_STREAM, raw_client
 from tests.tts.server_process import serving_process, stub_of
 from tests.tts.serving import (
+    CHANNEL_OPTIONS,
     Serving,
     collect_speech,
     health,
@@ -58,9 +59,7 @@ def test_an_invalid_path_does_not_close_the_server(service: Service) -> None:
         await running.read()
         for _ in range(3):
             await break_loop(served.server.address)
-            async with grpc.aio.insecure_channel(
-                served.server.address, (("grpc.use_local_subchannel_pool", 1),)
-            ) as channel:
+            async with grpc.aio.insecure_channel(served.server.address, CHANNEL_OPTIONS) as channel:
                 await answers(channel)
                 assert await health(channel) == Status.SERVING
         await running.write(say("Hello there. This is a short test."))
@@ -80,7 +79,7 @@ def test_an_invalid_path_does_not_close_a_server_with_a_token(
 ) -> None:
     async def ask(served: Serving) -> None:
         await break_loop(served.server.address)
-        async with grpc.aio.insecure_channel(served.server.address) as channel:
+        async with grpc.aio.insecure_channel(served.server.address, CHANNEL_OPTIONS) as channel:
             metadata = (("authorization", "Bearer secret"),)
             call = SpeechServiceStub(channel).Synthesize(
                 unary_request(), metadata=metadata, wait_for_ready=True
@@ -102,7 +101,7 @@ def test_an_invalid_path_does_not_close_a_server_with_tls(service: Service) -> N
         await server.serve(service)
         await break_loop(server.address, context)
         credentials = grpc.ssl_channel_credentials(ca.read_bytes())
-        async with grpc.aio.secure_channel(server.address, credentials) as channel:
+        async with grpc.aio.secure_channel(server.address, credentials, CHANNEL_OPTIONS) as channel:
             await answers(channel)
         await server.drain(0, 5)
         await server.stop()
@@ -115,7 +114,7 @@ def test_an_ended_loop_is_logged_in_one_line(
 ) -> None:
     async def ask(served: Serving) -> None:
         await break_loop(served.server.address)
-        async with grpc.aio.insecure_channel(served.server.address) as channel:
+        async with grpc.aio.insecure_channel(served.server.address, CHANNEL_OPTIONS) as channel:
             await answers(channel)
 
     run_with_server(service, ask)
@@ -171,7 +170,7 @@ def test_a_server_whose_port_was_taken_meanwhile_is_not_serving(
             is_taken = False
             assert (await watch.read()).status == Status.SERVING
             watch.cancel()
-            async with grpc.aio.insecure_channel(served.server.address) as channel:
+            async with grpc.aio.insecure_channel(served.server.address, CHANNEL_OPTIONS) as channel:
                 await answers(channel)
 
     run(scenario())
