@@ -91,11 +91,11 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
         **{
             f"first_sound_{shape}": f"serve --shape {shape} --part alone --alone 15 --repeat 1 "
-            f"--clients 8 -- {OVERLAP} {EARLY} --front-ends 0"
+            f"--clients 8 -- {OVERLAP} {EARLY}"
             for shape in "ab"
         },
         "first_sound_b_float8": "serve --shape b --part alone --alone 15 --repeat 1 --clients 8 "
-        f"-- {OVERLAP} {EARLY} {FLOAT8} {FLOAT8_PAGES} --front-ends 0",
+        f"-- {OVERLAP} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
         "streams_a": "serve --shape a --part streams --start 800 --most 1000 --closeness 0.05 "
         f"{SERVED} {EARLY}",
         "streams_a_long": "serve --shape a --part streams --start 850 --most 1200 --closeness 0.05 "

@@ -55,9 +55,11 @@ def _few_rows_kernel(
         gdc_launch_dependents()
     tile = tl.program_id(0)
     if IS_LIMITED:
-        first = tl.maximum(tl.load(needed) - first_id, 0)
-        tile += tl.minimum(first, num_out) // BLOCK_OUT
-        num_out = tl.minimum(num_out, tl.load(needed + 1) - first_id)
+        # The first program always has an output: the next kernel waits for this one alone, and so
+        # one of its programs has to wait for its predecessor.
+        first = tl.minimum(tl.maximum(tl.load(needed) - first_id, 0), num_out - 1)
+        num_out = tl.minimum(tl.maximum(tl.load(needed + 1) - first_id, first + 1), num_out)
+        tile += first // BLOCK_OUT
         if tile * BLOCK_OUT >= num_out:
             return
     tiles = load_tiles(weight, tile, num_out, PARTS, IN, BLOCK_OUT, BLOCK_IN)
@@ -106,10 +108,12 @@ def launch_few_rows(
     With a gain [K], x is normalised first: x / √(Σx² + epsilon) × gain. A float8 matrix has
     `scales` [parts × N], and rows of x are rounded to float8.
 
-    The outputs of one matrix may be limited to those in the range `needed` int32 [2], counted from
-    `first_id`, and others of the same tiles. The kernel reads it before it waits for the preceding
-    one: no kernel may have written it since the last copy.
+    Of a single matrix, only outputs in the range `needed` int32 [2] are computed, those in front
+    of it in the same tile, and at least one; ids are counted from `first_id`. The kernel reads
+    `needed` before it waits for its predecessor, so only a copy that precedes the whole graph may
+    write it.
     """
+    assert needed is None or parts == 1
     num_out = len(weight) // parts
     _few_rows_kernel[(blocks.grid(num_out),)](
         x,

@@ -55,7 +55,7 @@ class Head(Protocol):
         """Return float32 logits [R, V] of [R, hidden] of the last layer, in `out` if given.
 
         Only logits of ids in the range `needed` int32 [2] on the device may be computed, see
-        `limit`: the others in `out` are then those of an earlier call.
+        `limit`: the others in `out` may then be those of an earlier call.
         """
 
     def limit(self, common: IdRange) -> bool:

@@ -115,10 +115,11 @@ def test_a_head_of_a_large_vocabulary(rows: int, num_out: int, num_in: int) -> N
 @pytest.mark.parametrize(
     ("num_out", "common"), [(140_002, (75_003, 140_002)), (140_000, (66_001, 90_000))]
 )
-def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int]) -> None:
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int], level: int) -> None:
     """Logits of common ids alone, then of some of them, then of all, with a captured graph."""
     x, reference, exact = head_of(rows, num_out, 512)
-    kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=0)
+    kernels = KernelSet.choose(vendor_blas=False, experimental=True, launch_level=level)
     head = FusedHead(reference, kernels)
     assert head.limit(common)
     out = torch.full((rows, num_out), torch.nan, device=x.device)
@@ -139,9 +140,11 @@ def test_a_head_of_common_ids(rows: int, num_out: int, common: tuple[int, int]) 
         if rows <= MAX_ROWS:
             assert out[:, : first - ALIGNMENT].isnan().all()
             assert out[:, end:].isnan().all()
-    needed.copy_(torch.tensor((0, num_out)))
-    graph.replay()
-    assert error(out, exact) < most
+    for first, end in ((0, num_out), (0, 1000)):  # the latter: no common ids
+        needed.copy_(torch.tensor((first, end)))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert error(out[:, first:end], exact[:, first:end]) < most
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler

@@ -174,7 +174,8 @@ class DecodeLoop:
         task.notify = self._dirty.append
 
     def let_start(self) -> None:
-        """Wait, for `START_S` at most, until the first step of the only stream is launched.
+        """Wait, for `START_S` at most, until the engine has ended a turn, in which it launches the
+        first step of the only stream.
 
         To be called once its request is submitted, by the thread that has more to do for it:
         otherwise this thread holds the interpreter lock that the engine's needs. Returns at once

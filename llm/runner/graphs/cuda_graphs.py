@@ -52,6 +52,7 @@ from llm.runner.graphs.input_buffers import InputBuffers, Inputs, InputSizes, To
 from llm.runner.graphs.rows import FIRST_AWAITED, GraphRows
 from llm.runner.graphs.shapes import GraphLimits, decode_shapes, prompt_shapes
 from llm.runner.graphs.stats import GraphStats
+from llm.sampling.device.records import NO_ID
 from llm.sampling.sampler import CapturedSampling
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class GraphInputs(ModelInputs):
     given: tuple[Tensor, Tensor] | None = None  # ids and positions [T] on the device
 
 
-ALL_IDS = (0, 2**31 - 1)
+ALL_IDS = (0, NO_ID)  # of any vocabulary
 LoadRecords = Callable[[np.ndarray], None]
 """Function that writes the records int32 [B, record_words] of all rows, with padding rows."""
 
@@ -124,7 +125,7 @@ class GraphRunner:
         self._logits_dtype = logits_dtype
         self._sampling = sampling
         self.is_limited = common_ids is not None and model.limit_head(common_ids)
-        """Whether logits of other ids are only computed where they are needed."""
+        """Whether logits that no row samples from may be left out."""
         self._frame_decoder = decoder = model.frame_decoder
         self._ids_per_token = 1 if decoder is None else decoder.shape.num_ids
         self.decode_shapes = decode_shapes(limits.max_rows)

@@ -45,7 +45,7 @@ RECORD = np.dtype(
         ("num_slices", "<i4"),
         ("mask", "<i4"),  # row of the bitmasks
         ("left_out", "<f4"),  # about 1 − top_p
-        ("first_id", "<i4"),  # of the candidates, with any ids between them; kernels ignore it
+        ("first_id", "<i4"),  # range from the first candidate to the last; kernels ignore it
         ("end_id", "<i4"),
         ("slices", "<i4", (MAX_SLICES, 2)),  # first column, and id − column from there on
     ]

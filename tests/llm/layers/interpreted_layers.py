@@ -117,16 +117,19 @@ def test_a_product(
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
-@pytest.mark.parametrize("needed", [(107, 112), (90, 104), (110, 500), (0, NO_ID), (NO_ID, 0)])
+@pytest.mark.parametrize(
+    "needed", [(107, 112), (90, 104), (110, 500), (0, NO_ID), (NO_ID, 0), (0, 90)]
+)
 def test_a_product_of_needed_outputs(blocks: Blocks, needed: tuple[int, int]) -> None:
     """Outputs are ids from 100 on; those of the tiles that have a needed one are computed, but none
-    from the end of the needed ones on.
+    from the end of the needed ones on, other than one where none is needed.
     """
     first_id, num_out = 100, 13
     x, weight = normal(2, 33), normal(num_out, 33)
     ids = torch.arange(first_id, first_id + num_out)
-    first = max(needed[0] - first_id, 0) // blocks.block_out * blocks.block_out + first_id
-    computed = (ids >= first) & (ids < needed[1])
+    first = min(max(needed[0] - first_id, 0), num_out - 1)
+    tile_id = first // blocks.block_out * blocks.block_out + first_id
+    computed = (ids >= tile_id) & (ids < max(needed[1], first + first_id + 1))
     out = torch.full((2, num_out), float("nan"))
     bounds = torch.tensor(needed, dtype=torch.int32)
     product(x, weight, out, blocks, needed=bounds, first_id=first_id)

@@ -183,9 +183,7 @@ def test_a_caller_waits_for_the_first_step_of_the_only_stream(
     async def scenario() -> None:
         monkeypatch.setattr(decode_loop, "START_S", 0.2)
         gpu, cpu = Bench(pacer=DecodePacer()), Bench()
-        for bench in (gpu, cpu):
-            bench.speak("a")
-        assert waited_s(cpu) < 0.1
+        first, _ = gpu.speak("a"), cpu.speak("a")
         assert waited_s(gpu) > 0.15
         monkeypatch.setattr(decode_loop, "START_S", 60)
         step = threading.Timer(0.05, gpu.worker.after_step)
@@ -193,7 +191,13 @@ def test_a_caller_waits_for_the_first_step_of_the_only_stream(
         assert waited_s(gpu) < 30
         step.join()
         assert waited_s(gpu) < 30  # that turn was its first
-        gpu.speak("b")
+        assert waited_s(cpu) < 30
+        second = gpu.speak("b")
         assert waited_s(gpu) < 30
+        for task in (first, second):
+            gpu.worker.remove(task)
+        gpu.speak("c")
+        monkeypatch.setattr(decode_loop, "START_S", 0.2)
+        assert waited_s(gpu) > 0.15  # no turn has ended since
 
     in_loop(scenario)

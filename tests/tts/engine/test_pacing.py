@@ -370,6 +370,26 @@ def test_streams_are_paced_by_deadline_where_it_is_wanted_and_the_decoder_runs_i
     assert (None if pacer is None else type(pacer)) is kind
 
 
+def test_a_caller_lets_the_engine_start_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class TakingEngine(QuietEngine):
+        def submit(self, *_: object, **__: object) -> None:
+            calls.append("submit")
+
+    async def scenario() -> None:
+        client = LocalEngineClient(cast(Engine, TakingEngine()), WatchedDecoder(), OffsetCodes())
+        monkeypatch.setattr(client._decode_loop, "let_start", lambda: calls.append("let_start"))
+        stream = client.speak(SpeechJob(Request("a", (1,)), StreamingOptions((2, 3))))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+
+    in_loop(scenario)
+    assert calls == ["submit", "let_start"]
+
+
 class CallThatEnds(RenderingForEver):
     """A result that is ready when it is asked the third time."""
 
