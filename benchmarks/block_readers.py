@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from decoder import PrependPromptSpeechTokens, StreamingOptions
+from decoder import StreamingOptions
+from decoder.codecs.xcodec2.decoder import RECOMMENDED
 from llm import Request, SamplingParams
 from tts.engine.client import SpeechJob
 from tts.ipc.endpoints import Endpoints
@@ -24,16 +25,9 @@ from tts.processes.child import freeze_garbage
 
 NUM_CODES = 210  # codes of one job: 4.2 s of speech at 50 codes/s
 PROMPT_LEN = 100
-STREAMING = StreamingOptions(
-    chunk_sizes=(4, 6, 10, 15, 25),
-    buffer=50,
-    prepend=PrependPromptSpeechTokens.ROLLING,
-    look_ahead=5,
-)
-"""Options recommended for XCodec2, without its module: it imports torch, and front ends do not."""
 
 
-def speech_job(name: str, num_codes: int, streaming: StreamingOptions = STREAMING) -> SpeechJob:
+def speech_job(name: str, num_codes: int, streaming: StreamingOptions = RECOMMENDED) -> SpeechJob:
     """Return a job of so many codes."""
     request = Request(name, (1,) * PROMPT_LEN, SamplingParams(max_tokens=num_codes))
     return SpeechJob(request, streaming, as_s16=True)

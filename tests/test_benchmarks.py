@@ -28,7 +28,6 @@ from benchmarks import (
     attention,
     batch_invariance,
     blends,
-    block_readers,
     cold_start,
     emphasis,
     first_audio,
@@ -636,10 +635,6 @@ def test_a_turn_of_the_host_is_shared_out_among_its_parts() -> None:
     decode, streams = report.figures
     assert len(decode.values) == len(streams.values) == 2
     assert all(f"{phase} " in decode.note for phase in (*host.PHASES, host.REST))
-
-
-def test_readers_of_streams_have_the_options_of_the_codec() -> None:
-    assert streams.SPEC.recommended == block_readers.STREAMING
 
 
 def test_streams_cost_the_engines_process_something() -> None:

@@ -99,7 +99,8 @@ def _launch(
     rows = blocks["block_rows"] + blocks["more_rows"]
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_out - (end - first), blocks["block_out"]))
     scales = (x if row_scales is None else row_scales, x if out_scales is None else out_scales)
-    sizes, ids = (num_rows, num_out, num_in), x if needed is None else needed
+    sizes = (num_rows, num_out, num_in)
+    ids = x if needed is None else needed
     given = Product(x, weight, out, *sizes, *scales, out.stride(0), ids, first, end - first)
     _multiply[grid](given, is_float8=is_float8, is_for_others=needed is not None, **blocks)
 

@@ -196,20 +196,19 @@ class NormedProduct:
         linear: Linear,
         kernels: KernelSet,
         *,
-        is_part: bool = False,
-        first_id: int = 0,
+        first_id: int | None = None,
     ) -> None:
-        """`is_part`: the layer has a part of the outputs, from `first_id` on, of one with
-        `MANY_OUTPUTS`.
+        """`first_id`: the layer has a part of the outputs of one with `MANY_OUTPUTS`, from this one
+        on; None: it has all of its own.
         """
-        self._first_id = first_id
+        self._first_id = first_id or 0
         self.matrix = kernel_matrix(linear, "product", kernels)
         self.norm = norm
         self._linear = linear
         self._is_float8 = takes_float8(linear)
         self._scaling = scaling_layer(linear, kernels)
         # BLAS takes longer for many outputs of few rows in float32, and for a part of them.
-        has_many = is_part or linear.out_features >= MANY_OUTPUTS
+        has_many = first_id is not None or linear.out_features >= MANY_OUTPUTS
         self.is_wide = "multiply_rows" in kernels and has_many
         self._level = kernels.launch_level
 
@@ -223,8 +222,9 @@ class NormedProduct:
         matrix, norm = self.matrix, self.norm
         if matrix is not None and len(x) <= MAX_ROWS:
             target = x.new_empty(len(x), matrix.weight.shape[0]) if out is None else out
-            limits: dict[str, Any] = {"needed": needed, "first_id": self._first_id}
-            if matrix.multiply(x, target, norm, self._level, **limits):
+            if matrix.multiply(
+                x, target, norm, self._level, needed=needed, first_id=self._first_id
+            ):
                 return target
         if out is None:
             return self._linear(normed_input(x, norm, self._level, is_float8=self._is_float8))
@@ -507,7 +507,7 @@ class FusedHead:
         self._common = first, end
         part = FloatLinear(LinearWeight(weight[first:end]), weight.dtype, weight.device)
         norm, kernels = self._reference.norm, self._kernels
-        self._of_common = NormedProduct(norm, part, kernels, is_part=True, first_id=first)
+        self._of_common = NormedProduct(norm, part, kernels, first_id=first)
         return True
 
     def __call__(

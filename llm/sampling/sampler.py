@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm.batch import ScheduledRow
 from llm.memory.transfer import to_device
-from llm.request import SamplingParams, Token, as_ids
+from llm.request import IdRange, SamplingParams, Token, as_ids
 from llm.sampling.logits import (
     Candidates,
     Method,
@@ -60,7 +60,7 @@ class CapturedSampling:
     """
 
     record_words: int
-    needed_ids: Callable[[np.ndarray], tuple[int, int]] | None = None
+    needed_ids: Callable[[np.ndarray], IdRange] | None = None
     """Function that returns the range of ids whose logits rows with these records need; None: all.
     """
 

@@ -231,7 +231,8 @@ class DecodeLoop:
                 self._render()
             return bool(self._ready or self._launched or self._dirty)
         finally:
-            self._has_turned.set()
+            if not self._has_turned.is_set():  # to set it takes longer
+                self._has_turned.set()
             self.wakeups.flush()
 
     def while_waiting(self, is_done: Callable[[], bool]) -> None:

@@ -21,7 +21,6 @@ from decoder import MaskPolicy, create_decoder, to_s16
 from decoder.codecs.qwen3_tts.modules import Snake as ScaledSnake
 from decoder.codecs.snake.decoder import ResidualUnit, Snake, SnakeConfig, SnakeDecoder
 from decoder.codecs.snake.rows import RowDecoder
-from decoder.codecs.xcodec2 import modules
 from decoder.codecs.xcodec2.decoder import Xcodec2Decoder
 from decoder.codecs.xcodec2.fused import FusedNetwork, product_dtype
 from decoder.codecs.xcodec2.modules import Xcodec2Network, normed_silu
@@ -242,11 +241,8 @@ SMALL_XCODEC2 = {
 
 
 @pytest.mark.parametrize("kind", ["first", "padded", "masked"])
-def test_the_network_of_xcodec2(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first blocks, and others with a history, a look-ahead and a voice prompt. With few groups
-    of channels: each is a program, and `test_norms` has groups of other sizes.
-    """
-    monkeypatch.setattr(modules, "NUM_GROUPS", 4)
+def test_the_network_of_xcodec2(tmp_path: Path, kind: str) -> None:
+    """The first blocks, and others with a history, a look-ahead and a voice prompt."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL_XCODEC2))
     plain = create_decoder(tmp_path, test_mode=True)
     assert isinstance(plain, Xcodec2Decoder)
