@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from llm.config import PipelineConfig
 from llm.engine.engine import create_engine
 from llm.memory.transfer import to_device
 from llm.pipeline.base import TextGenerationPipelineInterface
-from llm.request import Request, SamplingParams, TokenChunk
+from llm.request import Request, SamplingParams, Token, TokenChunk
 from llm.runner.device_stream import CudaStream
 from tests.closeness import error
-from tests.llm.llama_checkpoints import write_llama
+from tests.llm.llama_checkpoints import reference, write_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +64,20 @@ def test_the_same_tokens_as_without(tiny_checkpoint: Path) -> None:
         assert error(torch.tensor(values), torch.tensor(known)) < 1e-3
 
 
+def difference(
+    checkpoint: Path, prompt: Sequence[Token], tokens: list[Token], others: list[Token]
+) -> float:
+    """Return the difference of the exact logits of the first two different tokens, in standard
+    deviations of all logits; 0 if the tokens are the same.
+    """
+    for n, pair in enumerate(zip(tokens, others, strict=True)):
+        if pair[0] != pair[1]:
+            with torch.inference_mode():
+                logits = reference(checkpoint)(torch.tensor([[*prompt, *tokens[:n]]])).logits[0, -1]
+            return float(logits[list(pair)].diff().abs() / logits.std())
+    return 0.0
+
+
 @pytest.mark.parametrize("level", ["0", "2"])
 @pytest.mark.parametrize(
     ("num_speakers", "others"),
@@ -73,6 +88,9 @@ def test_common_ids_change_no_token(
 ) -> None:
     """Compare tokens of requests that sample common ids, alone and next to one that samples any, or
     `others`. The first speaker samples few of them, at each position other ones.
+
+    Logits of other ids come from another kernel, which rounds its input: of two ids with nearly
+    the same logit it may find the other one.
     """
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     checkpoint = write_llama(tmp_path / "model", vocab_size=140_000, **sizes)
@@ -115,7 +133,8 @@ def test_common_ids_change_no_token(
         engine.start()
         found.append([[t for chunk in stream for t in chunk.token_ids] for stream in streams])
         engine.shutdown()
-    assert found[0] == found[1]
+    assert found[0][:-1] == found[1][:-1]
+    assert difference(checkpoint, asked[-1].prompt_ids, found[0][-1], found[1][-1]) < 0.15
     lengths = [len(tokens) for tokens in found[0]]
     assert all(lengths)
     assert max(lengths) > 12 or not num_speakers  # some are alone after the last one
