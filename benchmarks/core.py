@@ -5,10 +5,10 @@
     batch       the same for 256 sequences of one length
     throughput  256 requests at once, 100 to 1,024 tokens in and out (nano-vllm's bench.py), and the
                 time of steps with prompts, of others, and between them
-    steps       the same lengths again with other prompts: duration of a step by its number of rows
-                and of steps with prompts, and the kernels of full decode steps (under the
-                profiler)
     gaps        idle time of the device between two decode steps, with one row and with a full batch
+    steps       the lengths of throughput again with other prompts: duration of a step by its number
+                of rows and of steps with prompts, and the kernels of full decode steps (under the
+                profiler)
     cancel      time until the pages of a cancelled request are free
     memory      memory of the process without weights and KV pages
     prefill     peak memory of the largest prefill as a share of the plan
@@ -64,7 +64,7 @@ from tts.config.pipeline import AudioGenerationConfig
 from tts.config.sources import flag_values
 
 PARTS = (
-    *("decode", "batch", "throughput", "steps", "gaps", "cancel", "memory", "prefill"),
+    *("decode", "batch", "throughput", "gaps", "steps", "cancel", "memory", "prefill"),
     *("starts", "peers"),
 )
 MADE = "engine made"
@@ -310,8 +310,8 @@ def measure(
         "decode": decode,
         "batch": batch,
         "throughput": throughput,
-        "steps": steps,
         "gaps": gaps,
+        "steps": steps,
         "cancel": cancel,
         "memory": lambda subject: memory(subject, before_bytes),
         "prefill": prefill,

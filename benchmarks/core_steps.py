@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import sub
@@ -163,36 +164,49 @@ class Traced:
 
     times: trace.DeviceTimes
     batches: Batches
-    untraced_us: float  # duration of a step before
 
 
-def _traced(subject: Subject, rows: int, prompt_len: int, path: Path | None = None) -> Traced:
-    """Profile the decoding of so many rows; `path`: where the trace is kept."""
+@contextmanager
+def _decoding(subject: Subject, rows: int, prompt_len: int) -> Iterator[Load]:
+    """Decode so many rows while the block runs."""
     engine = subject.engine
     length = min(PROFILED_LENGTH, pipeline_of(engine).max_seq_len - prompt_len)
     load = Load(engine, decode_jobs(rows, subject.vocab_size, prompt_len, length))
     try:
         load.wait_until(lambda: engine.stats().decoding == rows)
-        untraced_us, before = load.step_us(UNTRACED_S), engine.stats()
-        times = trace.device_times(trace.record(engine, subject.sizes.trace_s, path))
-        batches = Batches.between(before, engine.stats(), ForwardMode.DECODE)
+        yield load
     finally:
         load.stop()
-    return Traced(times, batches, untraced_us)
+
+
+def _traced(subject: Subject, rows: int, prompt_len: int, path: Path | None = None) -> Traced:
+    """Profile the decoding of so many rows; `path`: where the trace is kept."""
+    engine = subject.engine
+    with _decoding(subject, rows, prompt_len):
+        before = engine.stats()
+        times = trace.device_times(trace.record(engine, subject.sizes.trace_s, path))
+        batches = Batches.between(before, engine.stats(), ForwardMode.DECODE)
+    return Traced(times, batches)
 
 
 def gaps(subject: Subject) -> Iterator[Figure]:
-    """Profile decoding of one row, and of as many rows as the throughput test has."""
+    """Profile decoding of one row, and of as many rows as the throughput test has.
+
+    Steps are timed before the first trace: after one, the profiler still slows launches down.
+    """
+    prompt_len, untraced_us = subject.sizes.prompt_len, dict[int, float]()
     for rows in sorted({1, subject.sizes.requests}):
-        yield from _gaps(subject, rows)
+        with _decoding(subject, rows, prompt_len) as load:
+            untraced_us[rows] = load.step_us(UNTRACED_S)
+    for rows, step_us in untraced_us.items():
+        yield from _gaps(subject, rows, step_us)
 
 
-def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
+def _gaps(subject: Subject, rows: int, untraced_us: float) -> Iterator[Figure]:
     path = None
     if subject.trace_folder is not None:
         path = subject.trace_folder / f"{subject.shape.name}-{rows}.json"
-    traced = _traced(subject, rows, subject.sizes.prompt_len, path)
-    found = traced.times
+    found = _traced(subject, rows, subject.sizes.prompt_len, path).times
     name, is_full = f"{subject.shape.name}, {rows} rows", rows in BUSY_BARS and subject.has_bars
     yield Figure(
         f"{name}: gap between steps",
@@ -200,7 +214,8 @@ def _gaps(subject: Subject, rows: int) -> Iterator[Figure]:
         "us",
         GAP_BAR_US if is_full else None,
         note=f"of {found.num_steps} steps, at most {max(found.gaps):.0f}; a step takes "
-        f"{found.step:.0f} us under the profiler, {traced.untraced_us:.0f} without",
+        f"{found.step:.0f} us under the profiler, the device {found.busy_share * found.step:.0f} "
+        f"of it; {untraced_us:.0f} without",
     )
     yield Figure(
         f"{name}: device busy",

@@ -70,7 +70,7 @@ KINDS: dict[str, dict[str, str]] = {
         f"{OVERLAP} --max-batch-size 256 --max-length 2048",
         "peers": "core --shape llasa-1b --part decode throughput peers --tokens 128 --repeat 2 "
         f"--crowds 64 256 {OVERLAP} --max-batch-size 256 --max-length 2304",
-        "steps_06b": "core --shape qwen3-0.6b --part throughput steps gaps --limit-s 12 "
+        "steps_06b": "core --shape qwen3-0.6b --part throughput gaps steps --limit-s 12 "
         f"{OVERLAP} --max-batch-size 256 --max-length 2304",
         "packed_3b": "core --shape llama-3b --packed Q4_0 GPTQ Q4_K --part decode --tokens 256 "
         f"--repeat 3 {OVERLAP} --max-batch-size 2 --max-length 1024",
@@ -91,11 +91,13 @@ KINDS: dict[str, dict[str, str]] = {
         "serve_a_default": f"serve --shape a --part alone --alone 15 {STEPS} -- {OVERLAP}",
         **{
             f"first_sound_{shape}": f"serve --shape {shape} --part alone --alone 15 --repeat 1 "
-            f"--clients 8 -- {OVERLAP} {EARLY}"
+            f"--clients 8 -- {OVERLAP} {EARLY} --front-ends 0"
             for shape in "ab"
         },
+        "first_sound_b_front_end": "serve --shape b --part alone --alone 15 --repeat 1 --clients 8 "
+        f"-- {OVERLAP} {EARLY}",
         "first_sound_b_float8": "serve --shape b --part alone --alone 15 --repeat 1 --clients 8 "
-        f"-- {OVERLAP} {EARLY} {FLOAT8} {FLOAT8_PAGES}",
+        f"-- {OVERLAP} {EARLY} {FLOAT8} {FLOAT8_PAGES} --front-ends 0",
         "streams_a": "serve --shape a --part streams --start 800 --most 1000 --closeness 0.05 "
         f"{SERVED} {EARLY}",
         "streams_a_long": "serve --shape a --part streams --start 850 --most 1200 --closeness 0.05 "

@@ -164,7 +164,7 @@ def test_one_step_is_no_trace() -> None:
 def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     traces = tmp_path / "not" / "yet"
     sizes = ["--tokens=24", "--requests=4", "--lengths", "3", "9", "--repeat=2", "--trace-s=0.02"]
-    parts = ["--part", "decode", "batch", "throughput", "steps", "gaps", "cancel", "memory"]
+    parts = ["--part", "decode", "batch", "throughput", "gaps", "steps", "cancel", "memory"]
     parts += ["prefill"]
     limits = ["--model.kv-cache.num-pages=40", "--max-batch-input-tokens=256"]
     given = [*sizes, *parts, *limits, f"--profile={traces}"]
@@ -187,11 +187,11 @@ def test_the_core_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         "toy: steps with prompts, in all",
         "toy: steps without prompts, in all",
         "toy: between steps, in all",
-        "toy: step with prompts",
         "toy, 1 rows: gap between steps",
         "toy, 1 rows: device busy",
         "toy, 4 rows: gap between steps",
         "toy, 4 rows: device busy",
+        "toy: step with prompts",
         "toy, 4 rows: cancel to pages free",
         "toy: memory besides weights and KV",
         "toy: largest prefill: peak / estimate",
