@@ -221,12 +221,14 @@ def cancel(subject: Subject) -> Iterator[Figure]:
 def memory(subject: Subject, before_bytes: int) -> Iterator[Figure]:
     """Measure the additional device memory, without weights and KV pages."""
     plan = pipeline_of(subject.engine).memory_plan
-    held = used_bytes(subject.device) - before_bytes
-    own = plan.weights_bytes + plan.kv_bytes
+    used = used_bytes(subject.device)
+    held, own = used - before_bytes, plan.weights_bytes + plan.kv_bytes
     note = f"weights {plan.weights_bytes / 1e9:.2f} GB, KV {plan.kv_bytes / 1e9:.2f} GB"
     if subject.device.type == "cuda":
         allocated = torch.cuda.memory_allocated(subject.device) - own
         note += f"; tensors {allocated / 1e9:.2f} GB of it"
+    else:
+        note += f"; the process has {used / 1e9:.2f} GB"
     yield Figure(
         f"{subject.shape.name}: memory besides weights and KV",
         ((held - own) / 1e9,),

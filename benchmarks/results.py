@@ -165,6 +165,8 @@ KINDS: dict[str, dict[str, str]] = {
         "cpu_idle": "idle",
         "cpu_ipc_latency": "ipc_latency --repeat 200",
         "cpu_memory": "memory",
+        "packed_3b_cpu": "core --shape llama-3b --packed Q4_0 --part decode memory --device cpu "
+        "--tokens 32 --repeat 3 --max-batch-size 1 --max-length 512",
         "pacing_a": "pacing --shape a --plain --streams 720 820 900",
         "pacing_a_long": "pacing --shape a --plain --streams 720 820 900 "
         "--chunk-size 10,15,22,33,50",
