@@ -20,6 +20,7 @@ from benchmarks.engine_load import Job, Load, decode_jobs, pipeline_of
 from benchmarks.report import Figure
 from llm import EngineStats
 from llm.batch import ForwardMode
+from llm.models.profiling import set_up_profiler
 
 GAP_BAR_US = 60.0
 BUSY_BARS = {1: 90.0, 256: 95.0}  # percent, by rows
@@ -182,6 +183,7 @@ def _decoding(subject: Subject, rows: int, prompt_len: int) -> Iterator[Load]:
 def _traced(subject: Subject, rows: int, prompt_len: int, path: Path | None = None) -> Traced:
     """Profile the decoding of so many rows; `path`: where the trace is kept."""
     engine = subject.engine
+    set_up_profiler()  # the sequences might end meanwhile
     with _decoding(subject, rows, prompt_len):
         before = engine.stats()
         times = trace.device_times(trace.record(engine, subject.sizes.trace_s, path))

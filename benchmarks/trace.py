@@ -23,7 +23,7 @@ from typing import Any
 
 from llm import Engine
 from llm.batch import ForwardMode
-from llm.models.profiling import STEP_RANGES, create_profiler, export, set_up_profiler
+from llm.models.profiling import STEP_RANGES, create_profiler, export
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -63,9 +63,8 @@ class DeviceTimes:
 def record(engine: Engine, seconds: float, path: Path | None = None) -> list[Event]:
     """Record the trace events of an engine for so long, or longer for slow steps.
 
-    They are also written to `file`, if given.
+    They are also written to `path`, if given. `set_up_profiler` precedes the first call.
     """
-    set_up_profiler()
     profiler = create_profiler()
     # Ranges are recorded on the thread that starts the profiler.
     engine.run_on_engine(profiler.start).result()
