@@ -183,7 +183,11 @@ async def health(channel: grpc.aio.Channel, name: str = "") -> int:
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:
-    """Return the error that a unary or a streamed call ends with."""
+    """Return the error that a unary or a streamed call ends with.
+
+    A stream that is refused by its headers must have no requests: the client reports INTERNAL when
+    it sends one after the refusal.
+    """
     try:
         if hasattr(call, "__aiter__"):
             async for _ in call:

@@ -457,7 +457,7 @@ def test_a_token_is_required(service: Service) -> None:
         stub = riva(served)
         for call in (
             stub.Synthesize(request()),
-            stub.SynthesizeOnline(iter([request()])),
+            stub.SynthesizeOnline(),
             stub.GetRivaSynthesisConfig(pb.RivaSynthesisConfigRequest()),
         ):
             assert (await error_of(call)).code() is grpc.StatusCode.UNAUTHENTICATED

@@ -19,7 +19,6 @@ from tests.tts.serving import (
     reason_of,
     run,
     run_with_server,
-    session_config,
     stream_request,
     unary_request,
 )
@@ -80,7 +79,7 @@ def test_calls_require_a_token(service: Service) -> None:
             calls: list[Any] = [
                 served.speech.Synthesize(unary_request(), metadata=metadata),
                 served.speech.SynthesizeStream(stream_request(), metadata=metadata),
-                served.speech.StreamingSynthesize(iter([session_config()]), metadata=metadata),
+                served.speech.StreamingSynthesize(metadata=metadata),
                 served.text.Generate(text_pb2.GenerateRequest(), metadata=metadata),
             ]
             for call in calls:

@@ -73,7 +73,7 @@ def test_calls_are_refused_while_loading(service: Service) -> None:
             calls: list[Any] = [
                 stub.Synthesize(unary_request()),
                 stub.SynthesizeStream(stream_request()),
-                stub.StreamingSynthesize(iter([session_config()])),
+                stub.StreamingSynthesize(),
                 stub.GetServerInfo(pb.GetServerInfoRequest()),
             ]
             for call in calls:
