@@ -134,7 +134,8 @@ def test_common_ids_change_no_token(
         found.append([[t for chunk in stream for t in chunk.token_ids] for stream in streams])
         engine.shutdown()
     assert found[0][:-1] == found[1][:-1]
-    assert difference(checkpoint, asked[-1].prompt_ids, found[0][-1], found[1][-1]) < 0.15
+    most = 0.15 if num_speakers and others else 0.0  # there two logits nearly tie
+    assert difference(checkpoint, asked[-1].prompt_ids, found[0][-1], found[1][-1]) <= most
     lengths = [len(tokens) for tokens in found[0]]
     assert all(lengths)
     assert max(lengths) > 12 or not num_speakers  # some are alone after the last one
